@@ -1,3 +1,50 @@
-//! Placeholder.
+//! The tasks of this workspace: `cargo xtask --help` lists them.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod bundle;
+mod ci;
+mod flags;
+mod gpu_test;
+mod metadata;
+mod release;
+mod tidy;
+
+use std::path::{self, Path};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use xshell::Shell;
+
+fn main() -> ExitCode {
+    let flags = flags::Xtask::from_env_or_exit();
+    match run(flags) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: flags::Xtask) -> Result<ExitCode> {
+    let sh = Shell::new()?;
+    // A path of the caller's is relative to where they are, not to the workspace.
+    let caller = sh.current_dir();
+    sh.change_dir(workspace_root()?);
+    match flags.subcommand {
+        flags::XtaskCmd::Ci(_) => ci::run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Tidy(_) => tidy::run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Release(_) => release::dry_run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::GpuTest(gpu_test) => match gpu_test.bundle {
+            None => gpu_test::run_here(&sh),
+            Some(dir) => gpu_test::write_bundle(&sh, &caller.join(dir)).map(|()| ExitCode::SUCCESS),
+        },
+    }
+}
+
+fn workspace_root() -> Result<path::PathBuf> {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_owned)
+        .context("xtask stands in a folder of the workspace")
+}

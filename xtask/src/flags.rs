@@ -1,0 +1,23 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+xflags::xflags! {
+    /// The tasks of the cuvmm workspace.
+    cmd xtask {
+        /// What continuous integration checks: format, lints, tests, documentation, dependencies.
+        cmd ci {}
+        /// Run the suites that need a GPU, here or, with --bundle, on a machine without cargo.
+        cmd gpu-test {
+            /// Write the suites and their runner to this folder instead of running them.
+            optional --bundle dir: PathBuf
+        }
+        /// Check the rules that the workspace holds itself to.
+        cmd tidy {}
+        /// Package every crate as for publishing, and build each from its package.
+        cmd release {
+            /// Upload nothing. Publishing itself is done by hand.
+            required --dry-run
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `cargo xtask gpu-test`: build the suites that need a GPU and run them, or bundle them.
+//!
+//! The suites are the integration tests of `cuvmm-tests`; its binary `gpu-test` runs them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use xshell::{Shell, cmd};
+
+use crate::bundle;
+
+/// Everything that a GPU machine needs, as paths below the target folder.
+pub(crate) struct Binaries {
+    pub(crate) runner: PathBuf,
+    pub(crate) cli: PathBuf,
+    pub(crate) suites: Vec<Artifact>,
+    pub(crate) examples: Vec<Artifact>,
+}
+
+/// One executable that cargo built.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Artifact {
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+}
+
+/// Runs the suites on this machine. The exit code is the runner's.
+pub(crate) fn run_here(sh: &Shell) -> Result<ExitCode> {
+    let binaries = build(sh)?;
+    let status = Command::new(&binaries.runner)
+        .args(binaries.suites.iter().map(|suite| suite.path.as_path()))
+        .status()
+        .with_context(|| format!("failed to start {}", binaries.runner.display()))?;
+    // A runner that a signal ended has no code.
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Leaves the suites and their runner in `dir`.
+pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
+    bundle::check_target(dir)?;
+    let binaries = build(sh)?;
+    let bytes = bundle::write(sh, dir, &binaries)?;
+    println!(
+        "{}: {} suites, {} examples, {}; run ./gpu-test in it",
+        dir.display(),
+        binaries.suites.len(),
+        binaries.examples.len(),
+        bundle::mebibytes(bytes),
+    );
+    Ok(())
+}
+
+fn build(sh: &Shell) -> Result<Binaries> {
+    let json = ["--release", "--locked", "--message-format=json-render-diagnostics"];
+    let tests = cmd!(sh, "cargo test --package cuvmm-tests --test * --no-run {json...}").read()?;
+    let programs =
+        cmd!(sh, "cargo build --package cuvmm-tests --bin gpu-test --package cuvmm-cli --bin cuvmm {json...}")
+            .read()?;
+    let examples = cmd!(sh, "cargo build --package cuvmm --examples {json...}").read()?;
+
+    let mut suites = artifacts(&tests)?;
+    suites.retain(|artifact| artifact.kind == "test");
+    suites.sort_by(|a, b| a.name.cmp(&b.name));
+    ensure!(!suites.is_empty(), "package cuvmm-tests has no integration tests");
+
+    let mut examples = artifacts(&examples)?;
+    examples.retain(|artifact| artifact.kind == "example");
+
+    let programs = artifacts(&programs)?;
+    let program = |name: &str| {
+        programs
+            .iter()
+            .find(|artifact| artifact.kind == "bin" && artifact.name == name)
+            .map(|artifact| artifact.path.clone())
+            .with_context(|| format!("cargo built no binary `{name}`"))
+    };
+    Ok(Binaries { runner: program("gpu-test")?, cli: program("cuvmm")?, suites, examples })
+}
+
+/// The executables that a run of cargo reports, one JSON message a line.
+fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
+    let mut artifacts = Vec::new();
+    for line in messages.lines() {
+        let message: Value =
+            serde_json::from_str(line).with_context(|| format!("cargo reported a line that is not JSON: {line}"))?;
+        let Some(path) = message["executable"].as_str() else { continue };
+        let target = &message["target"];
+        let (Some(kind), Some(name)) = (target["kind"][0].as_str(), target["name"].as_str()) else {
+            bail!("cargo reported an executable without a target: {line}");
+        };
+        artifacts.push(Artifact { kind: kind.into(), name: name.into(), path: path.into() });
+    }
+    Ok(artifacts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executables_are_read_from_messages() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"grow"},"executable":"/t/grow-1"}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+            "\n",
+        );
+        let expected = Artifact { kind: "test".into(), name: "grow".into(), path: PathBuf::from("/t/grow-1") };
+        assert_eq!(artifacts(messages).unwrap(), [expected]);
+    }
+
+    #[test]
+    fn other_output_is_an_error() {
+        let error = artifacts("Compiling cuvmm\n").unwrap_err();
+        assert_eq!(error.to_string(), "cargo reported a line that is not JSON: Compiling cuvmm");
+    }
+}
