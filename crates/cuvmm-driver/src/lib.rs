@@ -1,1 +1,27 @@
-//! Placeholder.
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+#![cfg_attr(not(target_os = "linux"), doc = "This crate supports Linux alone.")]
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("cuvmm supports 64-bit Linux alone");
+
+mod calls;
+mod device;
+mod driver;
+mod error;
+mod hook;
+mod list;
+mod raw;
+mod stranded;
+#[allow(non_camel_case_types, reason = "the driver's own names")]
+pub mod sys;
+mod table;
+
+pub use device::Device;
+pub use driver::Driver;
+pub use error::Error;
+pub use hook::{Failure, Hook, Hooked, Invocation};
+pub use raw::{Call, RawDriver, Symbol};
+pub use stranded::{Stranded, StrandedKind};
+pub use sys::{CUresult, CudaVersion};
+pub use table::{LoadError, MissingSymbol, Served, Table, entry_point};

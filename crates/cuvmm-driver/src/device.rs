@@ -1,0 +1,126 @@
+//! [`Device`]: what a GPU is called, what it is, and whom it reaches.
+//!
+//! # Safety
+//! Each raw call is given outputs of its own and the device that the driver itself named.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::raw::Call;
+use crate::sys::*;
+
+/// What is known of a device without asking again.
+pub(crate) struct Facts {
+    device: CUdevice,
+}
+
+impl Facts {
+    pub(crate) fn new(device: CUdevice) -> Self {
+        Self { device }
+    }
+}
+
+/// A device that this process sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    driver: Driver,
+    ordinal: i32,
+}
+
+impl Device {
+    pub(crate) fn new(driver: Driver, ordinal: i32) -> Self {
+        Self { driver, ordinal }
+    }
+
+    /// The driver that it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Its number in this process; another process may number it otherwise, so send [`uuid`](Self::uuid) instead.
+    pub fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    /// The driver's own name of it, for raw calls.
+    pub fn raw(&self) -> CUdevice {
+        self.driver.facts(self.ordinal).map_or(CUdevice(self.ordinal), |facts| facts.device)
+    }
+
+    /// It as a location of memory or access.
+    pub fn location(&self) -> CUmemLocation {
+        CUmemLocation::device(self.ordinal)
+    }
+
+    /// `cuDeviceGetName`: what it is called.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[doc(alias = "cuDeviceGetName")]
+    pub fn name(&self) -> Result<String, Error> {
+        let mut name: [c_char; 256] = [0; 256];
+        // SAFETY: the call writes at most the 255 bytes it is told of, so that the last one stays NUL.
+        let code = unsafe { self.driver.raw().cuDeviceGetName(name.as_mut_ptr(), 255, self.raw()) };
+        self.driver.check(Call::cuDeviceGetName, code)?;
+        // SAFETY: the array outlives the use and ends in NUL.
+        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// `cuDeviceGetUuid`: its identity, the same in every process (under MIG, the instance's).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] before CUDA 11.4; what the driver answers.
+    #[doc(alias = "cuDeviceGetUuid")]
+    pub fn uuid(&self) -> Result<CUuuid, Error> {
+        let mut uuid = CUuuid::default();
+        // SAFETY: the output is ours.
+        let code = unsafe { self.driver.raw().cuDeviceGetUuid(&raw mut uuid, self.raw()) };
+        self.driver.check(Call::cuDeviceGetUuid, code)?;
+        Ok(uuid)
+    }
+
+    /// `cuDeviceTotalMem`: its memory, in bytes.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[doc(alias = "cuDeviceTotalMem")]
+    pub fn total_memory(&self) -> Result<usize, Error> {
+        let mut bytes = 0;
+        // SAFETY: the output is ours.
+        let code = unsafe { self.driver.raw().cuDeviceTotalMem(&raw mut bytes, self.raw()) };
+        self.driver.check(Call::cuDeviceTotalMem, code)?;
+        Ok(bytes)
+    }
+
+    /// `cuDeviceGetAttribute`: a fact about it; none where the driver is older than the attribute.
+    ///
+    /// # Errors
+    /// What the driver answers, but for 1, which is how it says that it does not know the attribute.
+    #[doc(alias = "cuDeviceGetAttribute")]
+    pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<Option<i32>, Error> {
+        let mut value = 0;
+        // SAFETY: the output is ours.
+        let code = unsafe { self.driver.raw().cuDeviceGetAttribute(&raw mut value, attribute, self.raw()) };
+        if code == CUresult::INVALID_VALUE {
+            return Ok(None);
+        }
+        self.driver.check(Call::cuDeviceGetAttribute, code)?;
+        Ok(Some(value))
+    }
+
+    /// `cuDeviceCanAccessPeer`: whether this device can be granted access to `peer`'s memory.
+    ///
+    /// # Errors
+    /// [`Error::DifferentDrivers`]; what the driver answers.
+    #[doc(alias = "cuDeviceCanAccessPeer")]
+    pub fn can_access_peer(&self, peer: &Self) -> Result<bool, Error> {
+        self.driver.require_same(&peer.driver)?;
+        let mut can = 0;
+        // SAFETY: the output is ours.
+        let code = unsafe { self.driver.raw().cuDeviceCanAccessPeer(&raw mut can, self.raw(), peer.raw()) };
+        self.driver.check(Call::cuDeviceCanAccessPeer, code)?;
+        Ok(can != 0)
+    }
+}

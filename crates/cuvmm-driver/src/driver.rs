@@ -1,0 +1,200 @@
+//! [`Driver`]: a started driver, cheap to clone, through which every typed call goes.
+//!
+//! # Safety
+//! Each raw call is given outputs of its own and inputs that outlive it.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use crate::device::{Device, Facts};
+use crate::error::Error;
+use crate::raw::{Call, RawDriver};
+use crate::stranded::Stranded;
+use crate::sys::{CUdevice, CUresult, CudaVersion};
+use crate::table::{LoadError, Table};
+
+/// A driver that was started: typed calls go through it, and all that is made through it keeps a clone of it.
+///
+/// Two drivers are equal when one is a clone of the other. Values of two different ones never meet in a call:
+/// that is [`Error::DifferentDrivers`].
+#[derive(Clone)]
+pub struct Driver {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raw: Box<dyn RawDriver>,
+    process: u32,
+    version: CudaVersion,
+    devices: Box<[Facts]>,
+    stranded: Stranded,
+}
+
+/// The system's own driver, once it is loaded.
+static SYSTEM: OnceLock<Driver> = OnceLock::new();
+
+impl Driver {
+    /// Loads `libcuda.so.1` and starts it. Later calls give clones of the same driver; it is never unloaded.
+    ///
+    /// # Errors
+    /// [`LoadError::LibraryNotFound`] without an NVIDIA driver, [`LoadError::MissingSymbol`] with one that is too
+    /// old, [`LoadError::Init`] with the code of cuInit where there is a driver and no usable device.
+    pub fn load() -> Result<Self, LoadError> {
+        if let Some(driver) = SYSTEM.get() {
+            return Ok(driver.clone());
+        }
+        let driver = Self::new(Table::load()?)?;
+        Ok(SYSTEM.get_or_init(|| driver).clone())
+    }
+
+    /// Loads the driver library at `path` and starts it. Each call makes a driver of its own, different from all
+    /// others.
+    ///
+    /// # Safety
+    /// As [`Table::load_from`].
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        // SAFETY: the caller vouches for the file.
+        let table = unsafe { Table::load_from(path) }?;
+        Ok(Self::new(table)?)
+    }
+
+    /// Starts `raw` (cuInit) and asks once what never changes in a process: version and devices.
+    ///
+    /// # Errors
+    /// Whatever cuInit or the two queries answer.
+    pub fn new(raw: impl RawDriver + 'static) -> Result<Self, Error> {
+        let raw: Box<dyn RawDriver> = Box::new(raw);
+        // SAFETY: cuInit takes a number.
+        check(&*raw, Call::cuInit, unsafe { raw.cuInit(0) })?;
+        let mut version = CudaVersion::default();
+        // SAFETY: the output is ours.
+        check(&*raw, Call::cuDriverGetVersion, unsafe { raw.cuDriverGetVersion(&raw mut version.0) })?;
+        let mut count = 0;
+        // SAFETY: the output is ours.
+        check(&*raw, Call::cuDeviceGetCount, unsafe { raw.cuDeviceGetCount(&raw mut count) })?;
+        let devices = (0..count)
+            .map(|ordinal| {
+                let mut device = CUdevice::default();
+                // SAFETY: the output is ours.
+                check(&*raw, Call::cuDeviceGet, unsafe { raw.cuDeviceGet(&raw mut device, ordinal) })?;
+                Ok(Facts::new(device))
+            })
+            .collect::<Result<_, Error>>()?;
+        let process = std::process::id();
+        Ok(Self { inner: Arc::new(Inner { raw, process, version, devices, stranded: Stranded::default() }) })
+    }
+
+    /// The calls themselves, for what has no typed form.
+    pub fn raw(&self) -> &dyn RawDriver {
+        &*self.inner.raw
+    }
+
+    /// The CUDA version that the driver supports.
+    pub fn version(&self) -> CudaVersion {
+        self.inner.version
+    }
+
+    /// How many devices this process sees.
+    pub fn device_count(&self) -> i32 {
+        i32::try_from(self.inner.devices.len()).unwrap_or(i32::MAX)
+    }
+
+    /// The device of that ordinal. Makes no call.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchDevice`].
+    pub fn device(&self, ordinal: i32) -> Result<Device, Error> {
+        if (0..self.device_count()).contains(&ordinal) {
+            Ok(Device::new(self.clone(), ordinal))
+        } else {
+            Err(Error::NoSuchDevice { ordinal, count: self.device_count() })
+        }
+    }
+
+    /// Every device that this process sees, by ordinal. Makes no call.
+    pub fn devices(&self) -> Vec<Device> {
+        (0..self.device_count()).map(|ordinal| Device::new(self.clone(), ordinal)).collect()
+    }
+
+    /// What cleaning up could not give back, over all that was made through this driver.
+    pub fn stranded(&self) -> &Stranded {
+        &self.inner.stranded
+    }
+
+    /// Whether this process was forked from the one that started the driver: no call works here, so nothing is
+    /// to be cleaned up.
+    pub fn is_forked(&self) -> bool {
+        std::process::id() != self.inner.process
+    }
+
+    /// Refuses values of another driver.
+    ///
+    /// # Errors
+    /// [`Error::DifferentDrivers`].
+    pub fn require_same(&self, other: &Self) -> Result<(), Error> {
+        if self == other { Ok(()) } else { Err(Error::DifferentDrivers) }
+    }
+
+    pub(crate) fn facts(&self, ordinal: i32) -> Option<&Facts> {
+        self.inner.devices.get(usize::try_from(ordinal).ok()?)
+    }
+
+    /// The result of a call that was made, with the driver's own words for a failure.
+    pub(crate) fn check(&self, call: Call, code: CUresult) -> Result<(), Error> {
+        check(self.raw(), call, code)
+    }
+}
+
+impl PartialEq for Driver {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for Driver {}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("version", &self.version().to_string())
+            .field("devices", &self.device_count())
+            .finish_non_exhaustive()
+    }
+}
+
+fn check(raw: &dyn RawDriver, call: Call, code: CUresult) -> Result<(), Error> {
+    if code.is_success() { Ok(()) } else { Err(failed(raw, call, code)) }
+}
+
+#[cold]
+fn failed(raw: &dyn RawDriver, call: Call, code: CUresult) -> Error {
+    if code == CUresult::NOT_SUPPORTED && !raw.provides(call) {
+        return Error::Unsupported { symbol: call, since: call.symbol().version };
+    }
+    let mut name = std::ptr::null();
+    // SAFETY: the output is ours.
+    let named = unsafe { raw.cuGetErrorName(code, &raw mut name) };
+    let mut text = std::ptr::null();
+    // SAFETY: the output is ours.
+    let described = unsafe { raw.cuGetErrorString(code, &raw mut text) };
+    Error::Call {
+        call,
+        code,
+        name: words(named, name).unwrap_or_else(|| code.known_name().unwrap_or("unnamed code").to_owned()),
+        text: words(described, text).unwrap_or_else(|| "the driver has no text for it".to_owned()),
+    }
+}
+
+/// The static string that a successful query gave.
+fn words(code: CUresult, text: *const c_char) -> Option<String> {
+    if !code.is_success() || text.is_null() {
+        return None;
+    }
+    // SAFETY: the driver answered with one of its static strings, which end in NUL.
+    Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}

@@ -1,0 +1,65 @@
+//! Counts of what cleaning up could not give back.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What cleaning up could not give back, counted. Each was also reported once through `tracing`.
+///
+/// A stranded range is never freed or handed out again, and stranded memory stays allocated until the process
+/// ends.
+#[derive(Debug, Default)]
+pub struct Stranded {
+    reservations: AtomicUsize,
+    allocations: AtomicUsize,
+    mappings: AtomicUsize,
+    buffers: AtomicUsize,
+    others: AtomicUsize,
+}
+
+/// What was stranded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StrandedKind {
+    /// An address range that was not freed.
+    Reservation,
+    /// A reference to physical memory that was not released.
+    Allocation,
+    /// A mapping that was not unmapped.
+    Mapping,
+    /// A buffer that could not be waited for, with all that it maps.
+    Buffer,
+    /// A stream, event or context reference that was not given back.
+    Other,
+}
+
+impl Stranded {
+    /// Counts one. For the layers that own what they could not give back.
+    pub fn add(&self, kind: StrandedKind) {
+        self.counter(kind).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many of that kind.
+    pub fn count(&self, kind: StrandedKind) -> usize {
+        self.counter(kind).load(Ordering::Relaxed)
+    }
+
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.total() == 0
+    }
+
+    /// How many of every kind together.
+    pub fn total(&self) -> usize {
+        use StrandedKind::*;
+        [Reservation, Allocation, Mapping, Buffer, Other].into_iter().map(|kind| self.count(kind)).sum()
+    }
+
+    fn counter(&self, kind: StrandedKind) -> &AtomicUsize {
+        match kind {
+            StrandedKind::Reservation => &self.reservations,
+            StrandedKind::Allocation => &self.allocations,
+            StrandedKind::Mapping => &self.mappings,
+            StrandedKind::Buffer => &self.buffers,
+            StrandedKind::Other => &self.others,
+        }
+    }
+}
