@@ -148,6 +148,15 @@ impl Driver {
     pub(crate) fn check(&self, call: Call, code: CUresult) -> Result<(), Error> {
         check(self.raw(), call, code)
     }
+
+    /// The result of a call that asks whether work is done: 600 says not yet.
+    pub(crate) fn check_ready(&self, call: Call, code: CUresult) -> Result<bool, Error> {
+        if code == CUresult::NOT_READY {
+            return Ok(false);
+        }
+        self.check(call, code)?;
+        Ok(true)
+    }
 }
 
 impl PartialEq for Driver {

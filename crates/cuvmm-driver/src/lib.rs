@@ -17,6 +17,7 @@ mod stranded;
 pub mod sys;
 mod table;
 
+pub use calls::{CaptureInfo, MemoryInfo};
 pub use device::Device;
 pub use driver::Driver;
 pub use error::Error;

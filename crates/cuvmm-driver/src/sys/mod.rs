@@ -335,6 +335,13 @@ impl std::fmt::Display for CudaVersion {
     }
 }
 
+impl CUpointer_attribute {
+    /// Whether the answer is known to be a number or pointer of at most eight bytes.
+    pub(crate) fn fits_a_number(self) -> bool {
+        matches!(self.0, 1..=4 | 6..=16 | 18..=20)
+    }
+}
+
 impl CUmemAllocationHandleType {
     /// Whether every kind in `kinds` is in `self` too.
     pub fn contains(self, kinds: Self) -> bool {

@@ -44,7 +44,7 @@ pub struct CUmemAllocationPropFlags {
 
 /// What an allocation is to be, or is.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUmemAllocationProp {
     /// How the memory behaves.
     pub allocation_type: CUmemAllocationType,
@@ -72,15 +72,6 @@ impl CUmemAllocationProp {
             location,
             win32_handle_metadata: std::ptr::null_mut(),
             alloc_flags: CUmemAllocationPropFlags::default(),
-        }
-    }
-}
-
-impl Default for CUmemAllocationProp {
-    fn default() -> Self {
-        Self {
-            allocation_type: CUmemAllocationType::default(),
-            ..Self::pinned(CUmemLocation::default(), CUmemAllocationHandleType::NONE)
         }
     }
 }
