@@ -1,1 +1,23 @@
-//! Placeholder.
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod allocation;
+mod error;
+mod mapping;
+mod reservation;
+mod size;
+
+pub use allocation::{Allocation, Origin};
+pub use error::Error;
+pub use mapping::Mapping;
+pub use reservation::{Reservation, Room};
+pub use size::{GranularSize, Granularity};
+
+/// Values of this crate may be used and dropped on any thread: the driver's calls have no thread affinity.
+const _: () = {
+    const fn any_thread<T: Send + Sync>() {}
+    any_thread::<Allocation>();
+    any_thread::<Reservation>();
+    any_thread::<Room>();
+    any_thread::<Mapping>();
+};

@@ -1,0 +1,171 @@
+//! [`Allocation`]: one reference to physical memory.
+//!
+//! # Safety
+//! The handle field is a live reference of the driver field until the one release, which takes the value apart.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle};
+use cuvmm_driver::{Driver, StrandedKind};
+
+use crate::error::{Error, strand};
+use crate::size::GranularSize;
+
+/// Physical memory: one reference to it, released when this is dropped. The memory itself goes when its last
+/// reference, mapping and exported handle are gone, in whatever process.
+#[derive(Debug)]
+pub struct Allocation {
+    driver: Driver,
+    /// Invariant: a live reference that this value alone gives back.
+    handle: CUmemGenericAllocationHandle,
+    size: usize,
+    origin: Origin,
+    released: bool,
+}
+
+/// Where a reference comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// It was made here, for these kinds of handle.
+    Created(CUmemAllocationHandleType),
+    /// It was imported from a handle that some process exported.
+    Imported,
+    /// It was retained from a mapping of somebody else's.
+    Retained,
+}
+
+impl Allocation {
+    /// Makes `size` bytes of memory (`cuMemCreate`). What they hold is undefined.
+    ///
+    /// # Errors
+    /// [`Error::NotGranular`] for zero; what the driver answers.
+    #[doc(alias = "cuMemCreate")]
+    pub fn create(driver: &Driver, size: GranularSize, properties: &CUmemAllocationProp) -> Result<Self, Error> {
+        if size.is_zero() {
+            return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
+        }
+        let handle = driver.mem_create(size.bytes(), properties)?;
+        Ok(Self::own(driver, handle, size.bytes(), Origin::Created(properties.requested_handle_types)))
+    }
+
+    /// Takes a reference to the memory that `fd` names (`cuMemImportFromShareableHandle`). The descriptor may be
+    /// closed afterwards. `size` is what the exporter says: only mapping it proves it.
+    ///
+    /// # Errors
+    /// [`Error::NotGranular`] for zero; what the driver answers.
+    #[doc(alias = "cuMemImportFromShareableHandle")]
+    pub fn import_posix_fd(driver: &Driver, fd: BorrowedFd<'_>, size: GranularSize) -> Result<Self, Error> {
+        if size.is_zero() {
+            return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
+        }
+        let handle = driver.mem_import_posix_fd(fd)?;
+        Ok(Self::own(driver, handle, size.bytes(), Origin::Imported))
+    }
+
+    /// Takes a reference to the memory mapped at `address` (`cuMemRetainAllocationHandle`).
+    ///
+    /// # Safety
+    /// The mapping is the caller's to share, and `size` is the allocation's whole size.
+    ///
+    /// # Errors
+    /// What the driver answers: 1 where no virtual memory is mapped.
+    #[doc(alias = "cuMemRetainAllocationHandle")]
+    pub unsafe fn retain(driver: &Driver, address: CUdeviceptr, size: GranularSize) -> Result<Self, Error> {
+        // SAFETY: the caller may share the mapping there.
+        let handle = unsafe { driver.mem_retain_allocation_handle(address) }?;
+        Ok(Self::own(driver, handle, size.bytes(), Origin::Retained))
+    }
+
+    fn own(driver: &Driver, handle: CUmemGenericAllocationHandle, size: usize, origin: Origin) -> Self {
+        Self { driver: driver.clone(), handle, size, origin, released: false }
+    }
+
+    /// The driver that it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// The driver's own name of it, for raw calls; meaningless in another process.
+    pub fn handle(&self) -> CUmemGenericAllocationHandle {
+        self.handle
+    }
+
+    /// Its size in bytes; for imported memory what the exporter said.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Where this reference comes from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// What the driver says it is (`cuMemGetAllocationPropertiesFromHandle`). For imported memory the handle types
+    /// read 0, and a location id of -2 means that its device is not visible here.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
+    pub fn properties(&self) -> Result<CUmemAllocationProp, Error> {
+        // SAFETY: the handle is alive by the field's invariant.
+        Ok(unsafe { self.driver.mem_get_allocation_properties(self.handle) }?)
+    }
+
+    /// Whether [`export_posix_fd`](Self::export_posix_fd) is possible at all. Makes no call.
+    ///
+    /// # Errors
+    /// [`Error::Imported`]; [`Error::NotExportable`].
+    pub fn check_exportable(&self, wanted: CUmemAllocationHandleType) -> Result<(), Error> {
+        match self.origin {
+            Origin::Created(has) if has.contains(wanted) && wanted != CUmemAllocationHandleType::NONE => Ok(()),
+            Origin::Created(has) => Err(Error::NotExportable { has, wanted }),
+            Origin::Imported => Err(Error::Imported),
+            Origin::Retained => Err(Error::NotExportable { has: CUmemAllocationHandleType::NONE, wanted }),
+        }
+    }
+
+    /// A file descriptor that names the memory in any process and pins it while it is open
+    /// (`cuMemExportToShareableHandle`). It is close-on-exec and never number 0, which no driver could import.
+    ///
+    /// # Errors
+    /// [`Error::Imported`], [`Error::NotExportable`]; 304 at the limit of open files.
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_posix_fd(&self) -> Result<OwnedFd, Error> {
+        self.check_exportable(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR)?;
+        // SAFETY: the handle is alive by the field's invariant.
+        let fd = unsafe { self.driver.mem_export_posix_fd(self.handle) }?;
+        if fd.as_raw_fd() == 0 {
+            return fd.try_clone().map_err(|error| Error::Duplicate { errno: error.raw_os_error().unwrap_or(0) });
+        }
+        Ok(fd)
+    }
+
+    /// Gives the reference back, as dropping it does, and says how that went. After a failure the reference is
+    /// stranded.
+    ///
+    /// # Errors
+    /// What `cuMemRelease` answers.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.release()
+    }
+
+    fn release(&mut self) -> Result<(), Error> {
+        if std::mem::replace(&mut self.released, true) || self.driver.is_forked() {
+            return Ok(());
+        }
+        // SAFETY: the reference is alive by the field's invariant, and `released` makes this the only release.
+        unsafe { self.driver.mem_release(self.handle) }.map_err(|error| {
+            strand(&self.driver, StrandedKind::Allocation, &error, self.size);
+            error.into()
+        })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // A failure was counted and reported by `release`.
+        let _ = self.release();
+    }
+}

@@ -1,0 +1,135 @@
+//! [`Mapping`]: physical memory at addresses.
+//!
+//! # Safety
+//! A mapping is made in a room that nobody else maps in, of a live allocation, both of one driver, and is unmapped
+//! before it lets go of either.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc};
+use cuvmm_driver::{Driver, StrandedKind};
+
+use crate::allocation::Allocation;
+use crate::error::{Error, strand};
+use crate::reservation::{Reservation, Room};
+
+/// The whole of an allocation mapped in a part of a reservation, with its access. It owns a share of both, and is
+/// unmapped when dropped.
+///
+/// Unmapping neither waits for work nor is ordered after any: whoever starts work on the addresses sees to it that
+/// the work ends before the mapping does.
+#[derive(Debug)]
+pub struct Mapping {
+    // Dropped in this order: the room, so the addresses, then the memory.
+    room: Room,
+    allocation: Arc<Allocation>,
+    access: Arc<[CUmemAccessDesc]>,
+    unmapped: bool,
+}
+
+impl Mapping {
+    /// Maps `allocation` at `offset` of `reservation` and grants `access` (`cuMemMap`, `cuMemSetAccess`; the
+    /// latter only where there is access to grant).
+    ///
+    /// # Errors
+    /// [`DifferentDrivers`](cuvmm_driver::Error::DifferentDrivers), [`Error::OutOfBounds`],
+    /// [`Error::AlreadyMapped`]; what the driver answers. Nothing is left behind.
+    #[doc(alias = "cuMemMap")]
+    pub fn map(
+        reservation: &Arc<Reservation>,
+        offset: usize,
+        allocation: Arc<Allocation>,
+        access: Arc<[CUmemAccessDesc]>,
+    ) -> Result<Self, Error> {
+        reservation.driver().require_same(allocation.driver())?;
+        Self::map_in(reservation.take(offset, allocation.size())?, allocation, access)
+    }
+
+    /// Maps `allocation` in a room that was taken before, as [`map`](Self::map) otherwise.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map); [`Error::OutOfBounds`] unless the room is as long as the allocation.
+    pub fn map_in(room: Room, allocation: Arc<Allocation>, access: Arc<[CUmemAccessDesc]>) -> Result<Self, Error> {
+        let driver = room.reservation().driver();
+        driver.require_same(allocation.driver())?;
+        if room.size() != allocation.size() {
+            return Err(Error::OutOfBounds { offset: 0, size: allocation.size(), reserved: room.size() });
+        }
+        // SAFETY: the handle is alive, the room lies within one reservation, and nobody else maps in it.
+        unsafe { driver.mem_map(room.address(), room.size(), allocation.handle()) }?;
+        let mapping = Self { room, allocation, access, unmapped: false };
+        if !mapping.access.is_empty() {
+            // SAFETY: the range is the one mapping just made, on which no work runs yet.
+            unsafe { mapping.driver().mem_set_access(mapping.address(), mapping.size(), &mapping.access) }?;
+        }
+        Ok(mapping)
+    }
+
+    /// The driver that it belongs to.
+    pub fn driver(&self) -> &Driver {
+        self.room.reservation().driver()
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> CUdeviceptr {
+        self.room.address()
+    }
+
+    /// How long it is, in bytes: the whole of its allocation.
+    pub fn size(&self) -> usize {
+        self.room.size()
+    }
+
+    /// Where in which reservation it is.
+    pub fn room(&self) -> &Room {
+        &self.room
+    }
+
+    /// The memory that is mapped.
+    pub fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
+    }
+
+    /// The access that it was granted.
+    pub fn access(&self) -> &Arc<[CUmemAccessDesc]> {
+        &self.access
+    }
+
+    /// Unmaps, and lets go of its shares, as dropping it does, and says how that went. It goes on past a failed
+    /// call; what that call would have undone, and what needed it, is stranded.
+    ///
+    /// # Errors
+    /// The first that `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` answer, the latter two where this held
+    /// the last share.
+    pub fn close(mut self) -> Result<(), Error> {
+        let unmapped = self.unmap();
+        let allocation = Arc::clone(&self.allocation);
+        let reservation = Arc::clone(self.room.reservation());
+        drop(self);
+        let released = Arc::into_inner(allocation).map_or(Ok(()), Allocation::close);
+        let freed = Arc::into_inner(reservation).map_or(Ok(()), Reservation::close);
+        unmapped.and(released).and(freed)
+    }
+
+    fn unmap(&mut self) -> Result<(), Error> {
+        if std::mem::replace(&mut self.unmapped, true) || self.driver().is_forked() {
+            return Ok(());
+        }
+        // SAFETY: the range is this mapping's, `unmapped` makes this the only unmap, and whoever started work on
+        // it promised that the work has ended.
+        let result = unsafe { self.driver().mem_unmap(self.address(), self.size()) };
+        result.map_err(|error| {
+            strand(self.driver(), StrandedKind::Mapping, &error, self.size());
+            self.room.stick();
+            error.into()
+        })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // A failure was counted and reported by `unmap`.
+        let _ = self.unmap();
+    }
+}

@@ -1,0 +1,193 @@
+//! [`Reservation`]: a range of addresses, and [`Room`]: a part of it that is taken.
+//!
+//! # Safety
+//! The range is one reservation of the driver field until the one free; nothing is mapped in it by then, since
+//! every mapping's room holds a share of it.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_driver::{Driver, StrandedKind};
+
+use crate::error::{Error, strand};
+use crate::size::{GranularSize, Granularity};
+
+/// A range of addresses that is nobody else's, freed when this is dropped. It costs no memory and belongs to no
+/// device.
+#[derive(Debug)]
+pub struct Reservation {
+    driver: Driver,
+    /// Invariant: with `size`, one reservation of the driver that this value alone gives back.
+    address: CUdeviceptr,
+    size: usize,
+    /// What is taken: offset to length. No two overlap.
+    taken: Mutex<BTreeMap<usize, usize>>,
+    freed: bool,
+}
+
+impl Reservation {
+    /// What reservations come in multiples of, whatever the granularity of the memory: 2 MiB.
+    pub const GRANULARITY: Granularity = match Granularity::new(2 << 20) {
+        Some(granularity) => granularity,
+        None => unreachable!(),
+    };
+
+    /// Reserves `size` bytes anywhere, at a multiple of `alignment` (0: of 2 MiB) (`cuMemAddressReserve`).
+    ///
+    /// # Errors
+    /// [`Error::NotGranular`] for a size that is no positive multiple of 2 MiB, [`Error::Alignment`]; what the
+    /// driver answers: 2 when so much address space can't be had.
+    #[doc(alias = "cuMemAddressReserve")]
+    pub fn reserve(driver: &Driver, size: GranularSize, alignment: usize) -> Result<Self, Error> {
+        Self::hinted(driver, size, alignment, CUdeviceptr(0))
+    }
+
+    /// Reserves `size` bytes with `address` as the hint: a wish, so look where it [is](Self::address).
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve); some drivers refuse a hint that can't be granted.
+    pub fn hinted(driver: &Driver, size: GranularSize, alignment: usize, hint: CUdeviceptr) -> Result<Self, Error> {
+        let size = size.bytes();
+        if size == 0 {
+            return Err(Error::NotGranular { bytes: 0, granularity: Self::GRANULARITY.bytes() });
+        }
+        Self::GRANULARITY.exact(size)?;
+        if alignment != 0 && !alignment.is_power_of_two() {
+            return Err(Error::Alignment { alignment });
+        }
+        let address = driver.mem_address_reserve(size, alignment, hint)?;
+        Ok(Self { driver: driver.clone(), address, size, taken: Mutex::default(), freed: false })
+    }
+
+    /// Reserves `size` bytes at exactly `address`.
+    ///
+    /// # Errors
+    /// [`Error::AddressUnavailable`] where the driver gave other addresses, which are free again by then; as
+    /// [`reserve`](Self::reserve).
+    pub fn at(driver: &Driver, size: GranularSize, address: CUdeviceptr) -> Result<Self, Error> {
+        let reservation = Self::hinted(driver, size, 0, address)?;
+        if reservation.address == address {
+            Ok(reservation)
+        } else {
+            Err(Error::AddressUnavailable { wanted: address, got: reservation.address })
+        }
+    }
+
+    /// The driver that it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> CUdeviceptr {
+        self.address
+    }
+
+    /// How long it is, in bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Takes a part of the range, so that nobody else maps there. Makes no call.
+    ///
+    /// # Errors
+    /// [`Error::NotGranular`] for no bytes, [`Error::OutOfBounds`], [`Error::AlreadyMapped`].
+    pub fn take(self: &Arc<Self>, offset: usize, size: usize) -> Result<Room, Error> {
+        if size == 0 {
+            return Err(Error::NotGranular { bytes: 0, granularity: Self::GRANULARITY.bytes() });
+        }
+        let end = offset.checked_add(size).filter(|end| *end <= self.size);
+        let (Some(end), Some(address)) = (end, self.address.checked_add(offset)) else {
+            return Err(Error::OutOfBounds { offset, size, reserved: self.size });
+        };
+        let mut taken = self.taken();
+        if taken.range(..end).next_back().is_some_and(|(start, length)| start + length > offset) {
+            return Err(Error::AlreadyMapped { offset, size });
+        }
+        taken.insert(offset, size);
+        drop(taken);
+        Ok(Room { reservation: Arc::clone(self), address, offset, size, stuck: false })
+    }
+
+    /// Frees the range, as dropping it does, and says how that went. After a failure it is stranded.
+    ///
+    /// # Errors
+    /// What `cuMemAddressFree` answers.
+    pub fn close(mut self) -> Result<(), Error> {
+        self.free()
+    }
+
+    fn free(&mut self) -> Result<(), Error> {
+        if std::mem::replace(&mut self.freed, true) || self.driver.is_forked() {
+            return Ok(());
+        }
+        // SAFETY: the pair is ours by the field's invariant, `freed` makes this the only free, and no mapping is
+        // left: each one's room holds a share, and a room whose unmap failed keeps its share for ever.
+        unsafe { self.driver.mem_address_free(self.address, self.size) }.map_err(|error| {
+            strand(&self.driver, StrandedKind::Reservation, &error, self.size);
+            error.into()
+        })
+    }
+
+    /// The lock is never held across a call; a panic under it can't leave the map half changed.
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // A failure was counted and reported by `free`.
+        let _ = self.free();
+    }
+}
+
+/// A part of a reservation that is taken: where one mapping goes. It holds a share of the reservation, and is
+/// free for others when dropped.
+#[derive(Debug)]
+pub struct Room {
+    reservation: Arc<Reservation>,
+    address: CUdeviceptr,
+    offset: usize,
+    size: usize,
+    stuck: bool,
+}
+
+impl Room {
+    /// The reservation that it is part of.
+    pub fn reservation(&self) -> &Arc<Reservation> {
+        &self.reservation
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> CUdeviceptr {
+        self.address
+    }
+
+    /// Where it begins in the reservation, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// How long it is, in bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Keeps it taken for ever, and with it the reservation: something is mapped there that can't be unmapped.
+    pub(crate) fn stick(&mut self) {
+        self.stuck = true;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.stuck {
+            std::mem::forget(Arc::clone(&self.reservation));
+        } else if !self.reservation.driver.is_forked() {
+            self.reservation.taken().remove(&self.offset);
+        }
+    }
+}
