@@ -222,13 +222,18 @@ impl Driver {
         Ok(properties)
     }
 
-    /// `cuMemRetainAllocationHandle`: a reference of one's own to the memory mapped at `address`. Safe: where
-    /// nothing is mapped, it says so.
+    /// `cuMemRetainAllocationHandle`: a reference of one's own to the memory mapped at `address`.
+    ///
+    /// # Safety
+    /// What is mapped there, if anything, is the caller's to share.
     ///
     /// # Errors
     /// 1 where no virtual memory is mapped.
     #[doc(alias = "cuMemRetainAllocationHandle")]
-    pub fn mem_retain_allocation_handle(&self, address: CUdeviceptr) -> Result<CUmemGenericAllocationHandle, Error> {
+    pub unsafe fn mem_retain_allocation_handle(
+        &self,
+        address: CUdeviceptr,
+    ) -> Result<CUmemGenericAllocationHandle, Error> {
         let mut handle = CUmemGenericAllocationHandle::default();
         let address = std::ptr::without_provenance_mut(usize::try_from(address.0).unwrap_or(usize::MAX));
         // SAFETY: the output is ours; the address is looked up, not read through.
