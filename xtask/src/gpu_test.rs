@@ -57,20 +57,16 @@ pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
 fn build(sh: &Shell) -> Result<Binaries> {
     let json = ["--release", "--locked", "--message-format=json-render-diagnostics"];
     let tests = cmd!(sh, "cargo test --package cuvmm-tests --test * --no-run {json...}").read()?;
-    let programs =
-        cmd!(sh, "cargo build --package cuvmm-tests --bin gpu-test --package cuvmm-cli --bin cuvmm {json...}")
-            .read()?;
-    let examples = cmd!(sh, "cargo build --package cuvmm --examples {json...}").read()?;
+    let packages = ["--package", "cuvmm-tests", "--package", "cuvmm-cli", "--package", "cuvmm"];
+    let programs = cmd!(sh, "cargo build {packages...} --bins --examples {json...}").read()?;
 
     let mut suites = artifacts(&tests)?;
     suites.retain(|artifact| artifact.kind == "test");
     suites.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!suites.is_empty(), "package cuvmm-tests has no integration tests");
 
-    let mut examples = artifacts(&examples)?;
-    examples.retain(|artifact| artifact.kind == "example");
-
-    let programs = artifacts(&programs)?;
+    let (examples, programs): (Vec<_>, Vec<_>) =
+        artifacts(&programs)?.into_iter().partition(|artifact| artifact.kind == "example");
     let program = |name: &str| {
         programs
             .iter()
