@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, c_char};
 
+use crate::capabilities::Probes;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::raw::Call;
@@ -14,11 +15,27 @@ use crate::sys::*;
 /// What is known of a device without asking again.
 pub(crate) struct Facts {
     device: CUdevice,
+    pub(crate) probes: Probes,
 }
 
 impl Facts {
     pub(crate) fn new(device: CUdevice) -> Self {
-        Self { device }
+        Self { device, probes: Probes::default() }
+    }
+}
+
+/// The instruction set of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ComputeCapability {
+    /// The generation.
+    pub major: i32,
+    /// The variant.
+    pub minor: i32,
+}
+
+impl std::fmt::Display for ComputeCapability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
     }
 }
 
@@ -108,6 +125,55 @@ impl Device {
         }
         self.driver.check(Call::cuDeviceGetAttribute, code)?;
         Ok(Some(value))
+    }
+
+    /// `cuDeviceGetPCIBusId`: where it is on the PCI bus, as `0000:3b:00.0`: domain, bus, device, function.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[doc(alias = "cuDeviceGetPCIBusId")]
+    pub fn pci_bus_id(&self) -> Result<String, Error> {
+        let mut id: [c_char; 32] = [0; 32];
+        // SAFETY: the call writes at most the 31 bytes it is told of, so that the last one stays NUL.
+        let code = unsafe { self.driver.raw().cuDeviceGetPCIBusId(id.as_mut_ptr(), 31, self.raw()) };
+        self.driver.check(Call::cuDeviceGetPCIBusId, code)?;
+        // SAFETY: the array outlives the use and ends in NUL.
+        Ok(unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// Its instruction set, by two attributes.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn compute_capability(&self) -> Result<ComputeCapability, Error> {
+        let number = |attribute| Ok(self.attribute(attribute)?.unwrap_or(0));
+        Ok(ComputeCapability {
+            major: number(CUdevice_attribute::COMPUTE_CAPABILITY_MAJOR)?,
+            minor: number(CUdevice_attribute::COMPUTE_CAPABILITY_MINOR)?,
+        })
+    }
+
+    /// The NUMA node of the host next to it; none where the host has no nodes or the driver is too old to say.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn host_numa_id(&self) -> Result<Option<i32>, Error> {
+        Ok(self.attribute(CUdevice_attribute::HOST_NUMA_ID)?.filter(|node| *node >= 0))
+    }
+
+    /// `cuDeviceGetP2PAttribute`: a property of the link from this device to `peer`.
+    ///
+    /// # Errors
+    /// [`Error::DifferentDrivers`]; 101 for a device and itself, 1 for an attribute that the driver doesn't know.
+    #[doc(alias = "cuDeviceGetP2PAttribute")]
+    pub fn p2p_attribute(&self, attribute: CUdevice_P2PAttribute, peer: &Self) -> Result<i32, Error> {
+        self.driver.require_same(&peer.driver)?;
+        let mut value = 0;
+        // SAFETY: the output is ours.
+        let code =
+            unsafe { self.driver.raw().cuDeviceGetP2PAttribute(&raw mut value, attribute, self.raw(), peer.raw()) };
+        self.driver.check(Call::cuDeviceGetP2PAttribute, code)?;
+        Ok(value)
     }
 
     /// `cuDeviceCanAccessPeer`: whether this device can be granted access to `peer`'s memory.

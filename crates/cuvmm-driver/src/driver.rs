@@ -12,7 +12,7 @@ use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::raw::{Call, RawDriver};
 use crate::stranded::Stranded;
-use crate::sys::{CUdevice, CUresult, CudaVersion};
+use crate::sys::{CUdevice, CUresult, CUuuid, CudaVersion};
 use crate::table::{LoadError, Table};
 
 /// A driver that was started: typed calls go through it, and all that is made through it keeps a clone of it.
@@ -119,6 +119,19 @@ impl Driver {
     /// Every device that this process sees, by ordinal. Makes no call.
     pub fn devices(&self) -> Vec<Device> {
         (0..self.device_count()).map(|ordinal| Device::new(self.clone(), ordinal)).collect()
+    }
+
+    /// The device of that identity, or none that this process sees. Asks each device for its own.
+    ///
+    /// # Errors
+    /// As [`Device::uuid`].
+    pub fn device_by_uuid(&self, uuid: CUuuid) -> Result<Option<Device>, Error> {
+        for device in self.devices() {
+            if device.uuid()? == uuid {
+                return Ok(Some(device));
+            }
+        }
+        Ok(None)
     }
 
     /// What cleaning up could not give back, over all that was made through this driver.

@@ -6,6 +6,7 @@
 compile_error!("cuvmm supports 64-bit Linux alone");
 
 mod calls;
+mod capabilities;
 mod device;
 mod driver;
 mod error;
@@ -18,7 +19,8 @@ pub mod sys;
 mod table;
 
 pub use calls::{CaptureInfo, MemoryInfo};
-pub use device::Device;
+pub use capabilities::Probe;
+pub use device::{ComputeCapability, Device};
 pub use driver::Driver;
 pub use error::Error;
 pub use hook::{Failure, Hook, Hooked, Invocation};

@@ -185,6 +185,43 @@ impl Driver {
         Ok(handle)
     }
 
+    /// `cuMemExportToShareableHandle`, fabric: the bytes that name the memory on every machine of the fabric. They
+    /// keep nothing alive.
+    ///
+    /// # Safety
+    /// `handle` is a live reference of this driver: it crashes on a stale one.
+    ///
+    /// # Errors
+    /// 1 for memory that was not made for it, or that was imported.
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub unsafe fn mem_export_fabric(&self, handle: CUmemGenericAllocationHandle) -> Result<CUmemFabricHandle, Error> {
+        let mut shared = CUmemFabricHandle::default();
+        let kind = CUmemAllocationHandleType::FABRIC;
+        // SAFETY: for this kind the call writes 64 bytes, which the output has.
+        let code = unsafe { self.raw().cuMemExportToShareableHandle((&raw mut shared).cast(), handle, kind, 0) };
+        self.check(Call::cuMemExportToShareableHandle, code)?;
+        Ok(shared)
+    }
+
+    /// `cuMemImportFromShareableHandle`, fabric: a reference to the memory that the bytes name.
+    ///
+    /// # Safety
+    /// The bytes are what an export wrote, on whichever machine: what the driver makes of others is not known.
+    ///
+    /// # Errors
+    /// What the driver answers; 801 without a fabric.
+    #[doc(alias = "cuMemImportFromShareableHandle")]
+    pub unsafe fn mem_import_fabric(&self, shared: &CUmemFabricHandle) -> Result<CUmemGenericAllocationHandle, Error> {
+        let mut handle = CUmemGenericAllocationHandle::default();
+        // The call takes a mutable pointer, and is given bytes of our own in case that it writes.
+        let mut bytes = *shared;
+        let kind = CUmemAllocationHandleType::FABRIC;
+        // SAFETY: the output is ours, and for this kind the pointer is to the 64 bytes.
+        let code = unsafe { self.raw().cuMemImportFromShareableHandle(&raw mut handle, (&raw mut bytes).cast(), kind) };
+        self.check(Call::cuMemImportFromShareableHandle, code)?;
+        Ok(handle)
+    }
+
     /// `cuMemGetAllocationGranularity`: what sizes and addresses of such memory must be multiples of, in bytes.
     ///
     /// # Errors

@@ -18,6 +18,14 @@ pub struct CUuuid {
     pub bytes: [u8; 16],
 }
 
+/// A fabric handle: names memory on every machine of its fabric.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CUmemFabricHandle {
+    /// The bytes, which only the driver reads.
+    pub data: [u8; 64],
+}
+
 /// A place where memory lives, or one that is granted access.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -171,6 +179,18 @@ pub(crate) type GetProcAddress =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut CUdriverProcAddressQueryResult) -> CUresult;
 /// The resolver of CUDA 11.3 to 11.8.
 pub(crate) type GetProcAddress11030 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -> CUresult;
+
+impl Default for CUmemFabricHandle {
+    fn default() -> Self {
+        Self { data: [0; 64] }
+    }
+}
+
+impl std::fmt::Debug for CUmemFabricHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CUmemFabricHandle").finish_non_exhaustive()
+    }
+}
 
 impl std::fmt::Display for CUuuid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,0 +1,203 @@
+//! What a device can do: told by attribute where that is reliable, probed where it is not.
+//!
+//! # Safety
+//! Every handle used is one that the probe itself just made, and is given back once.
+#![allow(unsafe_code)]
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::raw::Call;
+use crate::stranded::StrandedKind;
+use crate::sys::*;
+
+/// What [`Device::probe`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Memory of that kind was made, exported, imported and given back.
+    Available,
+    /// It can't be had.
+    Refused {
+        /// The step that failed.
+        call: Call,
+        /// What it failed with.
+        error: Error,
+    },
+}
+
+impl Probe {
+    /// Whether such memory can be had.
+    pub fn is_available(&self) -> bool {
+        *self == Self::Available
+    }
+}
+
+/// What was found out of one kind, once it was.
+type Found = Arc<Mutex<Option<Probe>>>;
+
+/// The probes of one device. Each kind has its own lock, so that nobody waits for a probe of another kind.
+#[derive(Default)]
+pub(crate) struct Probes {
+    kinds: Mutex<Vec<(CUmemAllocationHandleType, Found)>>,
+}
+
+impl Probes {
+    fn of(&self, kind: CUmemAllocationHandleType) -> Found {
+        let mut kinds = lock(&self.kinds);
+        if let Some((_, known)) = kinds.iter().find(|(known, _)| *known == kind) {
+            return Arc::clone(known);
+        }
+        let probe = Arc::default();
+        kinds.push((kind, Arc::clone(&probe)));
+        probe
+    }
+}
+
+/// What a lock guards here is whole at every moment, also where a thread panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Device {
+    /// Whether the virtual memory calls work on it.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn supports_virtual_memory(&self) -> Result<bool, Error> {
+        self.has(CUdevice_attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+    }
+
+    /// Whether GPUDirect RDMA reaches memory that was made with the flag for it.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn supports_rdma(&self) -> Result<bool, Error> {
+        self.has(CUdevice_attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)
+    }
+
+    /// Whether compressible memory can be made.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn supports_compression(&self) -> Result<bool, Error> {
+        self.has(CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED)
+    }
+
+    /// Whether ranges of its memory can be had as dma-bufs.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn supports_dma_buf(&self) -> Result<bool, Error> {
+        self.has(CUdevice_attribute::DMA_BUF_SUPPORTED)
+    }
+
+    /// Whether memory that can be exported as every kind in `kinds` can be had on this device, found out by making,
+    /// exporting, importing and releasing the least there can be of it.
+    ///
+    /// Attributes promise handle kinds that the machine then refuses (fabric handles without an IMEX channel, file
+    /// descriptors on WSL), so this doesn't read them. The first call for a kind probes, and later ones are told
+    /// what it found; a kind that is never asked for is never probed. A failure that says nothing of the kind (no
+    /// memory left, no descriptor left, a driver that answers nothing at all) is told but not remembered.
+    pub fn probe(&self, kinds: CUmemAllocationHandleType) -> Probe {
+        let driver = self.driver();
+        // In a forked child no call works, and a lock may have been held when the process was forked.
+        let Some(facts) = driver.facts(self.ordinal()).filter(|_| !driver.is_forked()) else {
+            return told(attempt(self, kinds));
+        };
+        let known = facts.probes.of(kinds);
+        let mut known = lock(&known);
+        if let Some(probe) = &*known {
+            return probe.clone();
+        }
+        let probe = told(attempt(self, kinds));
+        if is_verdict(&probe) {
+            *known = Some(probe.clone());
+        }
+        probe
+    }
+
+    fn has(&self, attribute: CUdevice_attribute) -> Result<bool, Error> {
+        Ok(self.attribute(attribute)?.is_some_and(|value| value != 0))
+    }
+}
+
+/// What a probe found, of how it went.
+fn told(result: Result<(), Error>) -> Probe {
+    match result {
+        Ok(()) => Probe::Available,
+        Err(error) => Probe::Refused { call: error.call().unwrap_or(Call::cuMemCreate), error },
+    }
+}
+
+/// Whether it is about the kind. The granularity is told for any kind, so where it is not the driver answers
+/// nothing here; and what is short now may not be later.
+fn is_verdict(probe: &Probe) -> bool {
+    match probe {
+        Probe::Available => true,
+        Probe::Refused { call, error } => {
+            *call != Call::cuMemGetAllocationGranularity
+                && !matches!(error.code(), Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM))
+        }
+    }
+}
+
+/// Makes memory of these kinds, and exports and imports it as each of them. All is given back whatever fails.
+fn attempt(device: &Device, kinds: CUmemAllocationHandleType) -> Result<(), Error> {
+    let driver = device.driver();
+    let known = CUmemAllocationHandleType(
+        CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR.0 | CUmemAllocationHandleType::FABRIC.0,
+    );
+    if !known.contains(kinds) {
+        let reason = "how handles of this kind are written is not known";
+        return Err(Error::InvalidArgument { call: Call::cuMemExportToShareableHandle, reason });
+    }
+    let properties = CUmemAllocationProp::pinned(device.location(), kinds);
+    let size = driver.mem_get_allocation_granularity(&properties, CUmemAllocationGranularity_flags::MINIMUM)?;
+    let made = Reference { driver, handle: driver.mem_create(size, &properties)? };
+    if kinds.contains(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR) {
+        // SAFETY: the handle is a reference of this driver that is given back further down.
+        let fd = unsafe { driver.mem_export_posix_fd(made.handle) }?;
+        Reference { driver, handle: driver.mem_import_posix_fd(fd.as_fd())? }.release()?;
+    }
+    if kinds.contains(CUmemAllocationHandleType::FABRIC) {
+        // SAFETY: as above.
+        let shared = unsafe { driver.mem_export_fabric(made.handle) }?;
+        // SAFETY: the bytes are those that the export wrote.
+        let handle = unsafe { driver.mem_import_fabric(&shared) }?;
+        Reference { driver, handle }.release()?;
+    }
+    made.release()
+}
+
+/// A reference to an allocation that only the probe has.
+struct Reference<'a> {
+    driver: &'a Driver,
+    handle: CUmemGenericAllocationHandle,
+}
+
+impl Reference<'_> {
+    fn release(self) -> Result<(), Error> {
+        let this = std::mem::ManuallyDrop::new(self);
+        this.give_back()
+    }
+
+    fn give_back(&self) -> Result<(), Error> {
+        // SAFETY: the reference is this value's own, and both callers give the value up.
+        let result = unsafe { self.driver.mem_release(self.handle) };
+        if result.is_err() {
+            self.driver.stranded().add(StrandedKind::Allocation);
+        }
+        result
+    }
+}
+
+impl Drop for Reference<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.give_back() {
+            tracing::warn!(%error, "memory of a probe stays allocated until the process ends");
+        }
+    }
+}
