@@ -1,0 +1,313 @@
+//! [`VirtualMemoryBuffer`]: contiguous device memory that can grow, and its end.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_driver::{CUresult, Driver, StrandedKind};
+use cuvmm_handles::{Mapping, Reservation};
+
+use crate::error::{CloseError, Error};
+use crate::range::Range;
+use crate::release::{Order, Release, Unsettled};
+use crate::resource::VirtualMemoryResource;
+use crate::stream::StreamRef;
+
+/// How a grown buffer came by its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The memory was there: no driver call was made.
+    Covered,
+    /// Memory was added behind the old; the address is the same.
+    InPlace,
+    /// All of the memory is mapped at another address. Nothing was copied.
+    Moved,
+}
+
+/// One piece of physical memory of a buffer, as it is mapped. It pins nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Chunk {
+    /// Where it begins.
+    pub address: CUdeviceptr,
+    /// How long it is, in bytes.
+    pub size: usize,
+}
+
+/// Contiguous device memory, at addresses that kernels use, which [grows](Self::grow) without a copy.
+///
+/// Work on the addresses is started by unsafe code, which sees to it that the work ends, or is ordered before the
+/// [release stream](Self::set_release) or a [fence](Self::fence), before the last buffer over them closes.
+///
+/// What the memory holds can change at any time, by a GPU or another process that maps it, and is undefined until
+/// it is written: bytes are copied in and out, never referred to.
+///
+/// Dropping a buffer waits as closing it does. Where that can't be (the stream is capturing, or the drop happens in
+/// a host function of the driver's) the memory is stranded: it stays mapped, is reported through `tracing` and
+/// counted by [`Driver::stranded`].
+pub struct VirtualMemoryBuffer {
+    resource: VirtualMemoryResource,
+    range: Range,
+    size: usize,
+    /// The addresses of a buffer with capacity while it has no memory; a mapping holds its own.
+    reserved: Option<Arc<Reservation>>,
+    outcome: Option<Outcome>,
+    order: Mutex<Order>,
+    id: u64,
+    generation: u64,
+}
+
+/// A number for a buffer, never the same twice in a process.
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl VirtualMemoryBuffer {
+    pub(crate) fn new(
+        resource: &VirtualMemoryResource,
+        range: Range,
+        size: usize,
+        reserved: Option<Arc<Reservation>>,
+    ) -> Self {
+        let number = next_number();
+        let order = Mutex::new(Order::new(resource.options().released_after().clone()));
+        let resource = resource.clone();
+        let buffer = Self { resource, range, size, reserved, outcome: None, order, id: number, generation: number };
+        buffer.report("allocate");
+        buffer
+    }
+
+    /// A buffer grown from this one, with its release stream.
+    pub(crate) fn grown(&self, range: Range, size: usize, outcome: Outcome) -> Self {
+        let buffer = Self {
+            resource: self.resource.clone(),
+            reserved: if range.is_empty() { self.reserved.clone() } else { None },
+            range,
+            size,
+            outcome: Some(outcome),
+            order: Mutex::new(Order::new(self.release())),
+            id: self.id,
+            generation: next_number(),
+        };
+        buffer.report("grow");
+        buffer
+    }
+
+    fn report(&self, operation: &'static str) {
+        tracing::debug!(operation, address = %self.address(), size = self.size, outcome = ?self.outcome);
+    }
+
+    /// Where it begins: an address for kernels. 0 for an empty buffer without capacity.
+    pub fn address(&self) -> CUdeviceptr {
+        match &self.reserved {
+            Some(reserved) if self.range.is_empty() => reserved.address(),
+            _ => self.range.base(),
+        }
+    }
+
+    /// How long it is, in bytes: a multiple of the granularity, but for imports of a shorter prefix.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.size == 0
+    }
+
+    /// To how many bytes it can grow within addresses that are reserved already, if no alias grows there first.
+    pub fn capacity(&self) -> usize {
+        let behind = self.room_behind().map_or(0, |(reservation, offset)| reservation.size() - offset);
+        self.range.end() + behind
+    }
+
+    /// Where the room behind its memory begins, in the reservation that it ends in.
+    pub(crate) fn room_behind(&self) -> Option<(&Arc<Reservation>, usize)> {
+        match self.range.last() {
+            Some(last) => Some((last.room().reservation(), last.room().offset() + last.room().size())),
+            None => self.reserved.as_ref().map(|reserved| (reserved, 0)),
+        }
+    }
+
+    /// The resource that it was made by.
+    pub fn resource(&self) -> &VirtualMemoryResource {
+        &self.resource
+    }
+
+    /// How it came by its addresses, where it was grown from another.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.outcome
+    }
+
+    /// A number that it shares with those that it was grown from or into, and with no other buffer of this process.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// A number of its own among those of its [id](Self::id): a grown buffer's is higher.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The physical pieces that it is made of, in address order. A driver query about an address answers for the
+    /// one piece around it.
+    pub fn chunks(&self) -> Vec<Chunk> {
+        let chunk = |mapping: &Mapping| Chunk { address: mapping.address(), size: mapping.size() };
+        self.mappings().into_iter().map(chunk).collect()
+    }
+
+    /// The mappings that cover its size, in address order.
+    pub fn mappings(&self) -> Vec<&Mapping> {
+        let mut mappings = self.range.mappings();
+        let base = self.address().0;
+        mappings.truncate(mappings.partition_point(|mapping| mapping.address().0 - base < self.size as u64));
+        mappings
+    }
+
+    pub(crate) fn range(&self) -> &Range {
+        &self.range
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        self.resource.device().driver()
+    }
+
+    /// Held for one change or one wait of this buffer alone.
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it waits for when it closes or drops, besides its fences.
+    pub fn release(&self) -> Release {
+        self.order().release.clone()
+    }
+
+    /// Sets what it waits for when it closes or drops, besides its fences. Buffers grown from it inherit it.
+    ///
+    /// # Errors
+    /// [`DifferentDrivers`](cuvmm_driver::Error::DifferentDrivers) for a stream of another driver.
+    pub fn set_release(&self, release: Release) -> Result<(), Error> {
+        release.require_driver(self.driver())?;
+        self.order().release = release;
+        Ok(())
+    }
+
+    /// Makes it wait, when it closes or drops, for the work queued on `stream` so far as well: for whoever queues
+    /// work on a stream that is not its release stream.
+    ///
+    /// # Errors
+    /// [`Error::StreamCapturing`], [`Error::HostCallback`], values of two drivers; what the driver answers. The
+    /// work is then not waited for.
+    pub fn fence(&self, stream: &StreamRef) -> Result<(), Error> {
+        self.driver().require_same(stream.driver())?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        if crate::capture::in_host_callback(self.driver())? {
+            return Err(Error::HostCallback);
+        }
+        self.order().fence(stream)
+    }
+
+    /// Makes it wait for all of `stream`, whose work could not be waited for at once.
+    pub(crate) fn fence_stream(&self, stream: &StreamRef) {
+        self.order().fence_stream(stream);
+    }
+
+    /// Waits for its release stream and its fences, then lets go of its memory: what no alias shares is unmapped and
+    /// freed. The errors of this, and what dropping does with them, are the same.
+    ///
+    /// # Errors
+    /// [`CloseError`], with the buffer where nothing was released: [`Error::StreamCapturing`],
+    /// [`Error::HostCallback`]. After any other error it is closed: what a failed call would have undone, and what
+    /// needed it, is stranded.
+    pub fn close(self) -> Result<(), CloseError> {
+        self.close_after(None)
+    }
+
+    /// As [`close`](Self::close), waiting for `stream` instead of its release stream.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close); the buffer comes back for a stream of another driver too.
+    pub fn close_on(self, stream: &StreamRef) -> Result<(), CloseError> {
+        match self.driver().require_same(stream.driver()) {
+            Ok(()) => self.close_after(Some(stream)),
+            Err(error) => Err(CloseError { error: error.into(), buffer: Some(Box::new(self)) }),
+        }
+    }
+
+    fn close_after(mut self, instead: Option<&StreamRef>) -> Result<(), CloseError> {
+        let settled = match self.settle(instead) {
+            Err(Unsettled::Refused(error)) => return Err(CloseError { error, buffer: Some(Box::new(self)) }),
+            Err(Unsettled::Failed(error)) => Err(error),
+            Ok(()) => Ok(()),
+        };
+        settled.and(self.let_go()).map_err(|error| CloseError { error, buffer: None })
+    }
+
+    /// Waits for all that it is to wait for. Nothing to protect, nothing to wait for.
+    pub(crate) fn settle(&self, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
+        let mut order = self.order();
+        if self.range.is_empty() && order.has_no_fence() {
+            return Ok(());
+        }
+        order.settle(self.resource.device(), instead)
+    }
+
+    /// Lets go of the memory without waiting. It is empty after.
+    pub(crate) fn let_go(&mut self) -> Result<(), Error> {
+        self.size = 0;
+        let closed = std::mem::take(&mut self.range).close();
+        let freed = self.reserved.take().and_then(Arc::into_inner).map_or(Ok(()), Reservation::close);
+        Ok(closed.and(freed)?)
+    }
+
+    /// Moves what this waits for to `other`, which has all of this one's memory, and lets go of this one.
+    pub(crate) fn hand_over_to(mut self, other: &Self) {
+        std::mem::swap(&mut *self.order(), &mut *other.order());
+        // Every node is shared with the other: no call is made.
+        self.range = Range::default();
+        self.reserved = None;
+    }
+}
+
+impl Drop for VirtualMemoryBuffer {
+    fn drop(&mut self) {
+        if self.range.is_empty() {
+            return;
+        }
+        if self.driver().is_forked() {
+            std::mem::forget(std::mem::take(&mut self.range));
+            return;
+        }
+        match self.settle(None) {
+            Ok(()) => {}
+            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => {
+                std::mem::forget(std::mem::take(&mut self.range));
+                return;
+            }
+            Err(Unsettled::Failed(error)) => {
+                tracing::error!(%error, address = %self.address(), "failed to wait for work on a dropped buffer");
+            }
+            Err(Unsettled::Refused(error)) => {
+                self.driver().stranded().add(StrandedKind::Buffer);
+                tracing::error!(%error, address = %self.address(), size = self.size, "stranded a dropped buffer");
+                std::mem::forget(std::mem::take(&mut self.range));
+                return;
+            }
+        }
+        // Failures were counted and reported by the handles.
+        let _ = self.let_go();
+    }
+}
+
+impl std::fmt::Debug for VirtualMemoryBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VirtualMemoryBuffer")
+            .field("address", &self.address().0)
+            .field("size", &self.size)
+            .field("outcome", &self.outcome)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,127 @@
+//! What the resource and its buffers can fail with.
+
+use cuvmm_driver::{CUresult, Call};
+
+use crate::buffer::VirtualMemoryBuffer;
+
+/// What an operation of the resource or a buffer failed with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The driver refused a call, or values of two drivers met.
+    #[error(transparent)]
+    Driver(#[from] cuvmm_driver::Error),
+    /// An operation on allocations, reservations or mappings failed.
+    #[error(transparent)]
+    Handles(#[from] cuvmm_handles::Error),
+    /// The device lacks something that the options ask for.
+    #[error("device {ordinal} does not support {what}")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+        /// The device.
+        ordinal: i32,
+    },
+    /// An alignment that is no power of two.
+    #[error("an alignment of {alignment} is no power of two")]
+    Alignment {
+        /// The alignment.
+        alignment: usize,
+    },
+    /// Bytes that do not lie within the buffer.
+    #[error("{bytes} bytes at offset {offset} do not lie within a buffer of {size}")]
+    OutOfBounds {
+        /// Where they begin in the buffer.
+        offset: usize,
+        /// How many.
+        bytes: usize,
+        /// The buffer's size.
+        size: usize,
+    },
+    /// A size that its chunks do not cover, or chunks with no size.
+    #[error("a buffer of {size} bytes can't be made of chunks of {sum}")]
+    Chunks {
+        /// The size of the buffer.
+        size: usize,
+        /// What its chunks add up to.
+        sum: usize,
+    },
+    /// The stream is capturing a graph: nothing was queued on it or waited for.
+    #[error("the stream is capturing")]
+    StreamCapturing,
+    /// The calling thread is inside a host function of the driver's, where no CUDA call is allowed.
+    #[error("called from a host function of the driver")]
+    HostCallback,
+}
+
+impl Error {
+    /// The driver call concerned, where there is one.
+    pub fn call(&self) -> Option<Call> {
+        match self {
+            Self::Driver(error) => error.call(),
+            Self::Handles(error) => error.call(),
+            _ => None,
+        }
+    }
+
+    /// The code that the driver answered, where it was asked.
+    pub fn code(&self) -> Option<CUresult> {
+        match self {
+            Self::Driver(error) => error.code(),
+            Self::Handles(error) => error.code(),
+            _ => None,
+        }
+    }
+}
+
+/// Why a buffer was not closed, or not cleanly.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", if buffer.is_some() { "the buffer was not closed" } else { "the buffer was closed with an error" })]
+pub struct CloseError {
+    #[source]
+    pub(crate) error: Error,
+    pub(crate) buffer: Option<Box<VirtualMemoryBuffer>>,
+}
+
+impl CloseError {
+    /// What went wrong first.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The buffer, where nothing was released; none where it is closed all the same.
+    pub fn into_buffer(self) -> Option<VirtualMemoryBuffer> {
+        self.buffer.map(|buffer| *buffer)
+    }
+
+    /// The error and the buffer.
+    pub fn into_parts(self) -> (Error, Option<VirtualMemoryBuffer>) {
+        (self.error, self.buffer.map(|buffer| *buffer))
+    }
+}
+
+/// Why a buffer was not grown into a larger one.
+#[derive(Debug, thiserror::Error)]
+#[error("the buffer was not grown")]
+pub struct GrowError {
+    #[source]
+    pub(crate) error: Error,
+    pub(crate) buffer: Box<VirtualMemoryBuffer>,
+}
+
+impl GrowError {
+    /// What went wrong first.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// The buffer as it was. Where only giving back the old addresses failed, it is the grown one.
+    pub fn into_buffer(self) -> VirtualMemoryBuffer {
+        *self.buffer
+    }
+
+    /// The error and the buffer.
+    pub fn into_parts(self) -> (Error, VirtualMemoryBuffer) {
+        (self.error, *self.buffer)
+    }
+}

@@ -1,0 +1,96 @@
+//! [`Range`]: contiguous mappings, as an immutable chain that buffers share.
+//!
+//! Each node holds one mapping and its parent, so that a grow shares the old nodes and adds one, whatever their
+//! number. Nodes are let go of iteratively, the last first.
+
+use std::sync::Arc;
+
+use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_handles::Mapping;
+
+/// Contiguous mappings, from the first to the one that this names; possibly none. A clone shares them all.
+#[derive(Clone, Default)]
+pub(crate) struct Range {
+    tail: Option<Arc<Node>>,
+}
+
+struct Node {
+    /// Everything before `mapping`. Held bare rather than as a `Range`, so that no drop recurses.
+    parent: Option<Arc<Node>>,
+    mapping: Mapping,
+    /// Where the whole range begins.
+    base: CUdeviceptr,
+    /// Bytes from there to the end of `mapping`.
+    end: usize,
+    /// Mappings up to and with this one.
+    count: usize,
+}
+
+impl Range {
+    /// This range with one mapping more, which begins where it ends.
+    pub(crate) fn with(mut self, mapping: Mapping) -> Self {
+        let (base, end, count) = match &self.tail {
+            Some(tail) => (tail.base, tail.end, tail.count),
+            None => (mapping.address(), 0, 0),
+        };
+        // The sum is bounded by the address space that the mappings lie in.
+        let end = end.saturating_add(mapping.size());
+        let node = Node { parent: self.tail.take(), mapping, base, end, count: count + 1 };
+        Self { tail: Some(Arc::new(node)) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tail.is_none()
+    }
+
+    /// Where it begins; 0 for no mappings.
+    pub(crate) fn base(&self) -> CUdeviceptr {
+        self.tail.as_ref().map_or(CUdeviceptr(0), |tail| tail.base)
+    }
+
+    /// How long it is, in bytes.
+    pub(crate) fn end(&self) -> usize {
+        self.tail.as_ref().map_or(0, |tail| tail.end)
+    }
+
+    /// The last mapping.
+    pub(crate) fn last(&self) -> Option<&Mapping> {
+        self.tail.as_ref().map(|tail| &tail.mapping)
+    }
+
+    /// Its mappings in address order.
+    pub(crate) fn mappings(&self) -> Vec<&Mapping> {
+        let count = self.tail.as_ref().map_or(0, |tail| tail.count);
+        let mut mappings = Vec::with_capacity(count);
+        let mut next = self.tail.as_ref();
+        while let Some(node) = next {
+            mappings.push(&node.mapping);
+            next = node.parent.as_ref();
+        }
+        mappings.reverse();
+        mappings
+    }
+
+    /// Lets go of it: each mapping that nobody else shares is closed, the last first. Goes on past failures and
+    /// returns the first.
+    pub(crate) fn close(mut self) -> Result<(), cuvmm_handles::Error> {
+        self.tear_down()
+    }
+
+    fn tear_down(&mut self) -> Result<(), cuvmm_handles::Error> {
+        let mut first = Ok(());
+        let mut next = self.tail.take();
+        while let Some(Node { parent, mapping, .. }) = next.and_then(Arc::into_inner) {
+            first = first.and(mapping.close());
+            next = parent;
+        }
+        first
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // Failures were counted and reported by the handles.
+        let _ = self.tear_down();
+    }
+}

@@ -1,0 +1,208 @@
+//! [`StreamRef`]: a stream that is kept alive by whoever may have to wait for it.
+//!
+//! # Safety
+//! A stream's handle is alive while its `StreamRef` is: ours is destroyed with the last clone, an owner's is kept by
+//! holding the owner, a raw one by the caller's promise.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
+use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
+
+use crate::capture::{Session, Target};
+use crate::error::Error;
+
+/// What owns a stream that was made elsewhere.
+///
+/// # Safety
+/// While the value lives, [`stream`](Self::stream) gives one and the same stream, which is alive and one of
+/// [`driver`](Self::driver).
+pub unsafe trait StreamOwner: Send + Sync + 'static {
+    /// The driver that the stream belongs to.
+    fn driver(&self) -> &Driver;
+
+    /// The stream.
+    fn stream(&self) -> CUstream;
+}
+
+/// A share of a stream: it stays alive while this, or a clone of it, does. Two are equal when they name the same
+/// stream of the same driver.
+#[derive(Clone)]
+pub struct StreamRef {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    driver: Driver,
+    stream: CUstream,
+    /// The stream's context, asked once; null for a default-stream token, which has none of its own.
+    context: CUcontext,
+    keep: Keep,
+}
+
+/// What keeps the stream alive.
+enum Keep {
+    /// It is ours; so is a share of its context.
+    Ours(#[allow(dead_code, reason = "held for its drop")] PrimaryContext),
+    /// It is an owner's.
+    Owner(#[allow(dead_code, reason = "held for its drop")] Arc<dyn StreamOwner>),
+    /// Somebody promised.
+    Promise,
+}
+
+impl StreamRef {
+    /// Makes a stream in the device's primary context that does not wait for the legacy default stream
+    /// (`cuStreamCreate`). It is destroyed with the last clone.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    #[doc(alias = "cuStreamCreate")]
+    pub fn create(device: &Device) -> Result<Self, Error> {
+        let primary = PrimaryContext::retain(device)?;
+        let session = Session::require(primary.legacy_stream())?;
+        let stream = device.driver().stream_create(CUstream_flags::NON_BLOCKING)?;
+        drop(session);
+        let context = primary.context;
+        let driver = device.driver().clone();
+        Ok(Self { inner: Arc::new(Inner { driver, stream, context, keep: Keep::Ours(primary) }) })
+    }
+
+    /// Shares a stream that `owner` keeps alive.
+    ///
+    /// # Errors
+    /// What `cuStreamGetCtx` answers.
+    pub fn from_owner(owner: Arc<impl StreamOwner>) -> Result<Self, Error> {
+        let (driver, stream) = (owner.driver().clone(), owner.stream());
+        // SAFETY: the owner's promise: the stream is alive while it is, and of that driver.
+        unsafe { Self::share(&driver, stream, Keep::Owner(owner)) }
+    }
+
+    /// Names a stream, or a default stream by its token (0, 1 or 2). As a release stream a token counts as none
+    /// given.
+    ///
+    /// # Safety
+    /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given
+    /// to keep one.
+    ///
+    /// # Errors
+    /// What `cuStreamGetCtx` answers.
+    pub unsafe fn from_raw(driver: &Driver, stream: CUstream) -> Result<Self, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::share(driver, stream, Keep::Promise) }
+    }
+
+    /// # Safety
+    /// The stream is alive while `keep` is, and of `driver`.
+    unsafe fn share(driver: &Driver, stream: CUstream, keep: Keep) -> Result<Self, Error> {
+        let context = if stream.is_default_token() {
+            CUcontext::NULL
+        } else {
+            // SAFETY: the stream is alive.
+            unsafe { driver.stream_get_ctx(stream) }?
+        };
+        Ok(Self { inner: Arc::new(Inner { driver: driver.clone(), stream, context, keep }) })
+    }
+
+    /// The driver that it belongs to.
+    pub fn driver(&self) -> &Driver {
+        &self.inner.driver
+    }
+
+    /// The stream itself, for launches and raw calls.
+    pub fn as_raw(&self) -> CUstream {
+        self.inner.stream
+    }
+
+    /// Whether it is a default-stream token.
+    pub fn is_default(&self) -> bool {
+        self.inner.stream.is_default_token()
+    }
+
+    /// Waits for all work queued on it so far, beside whatever is being captured elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::HostCallback`], [`Error::StreamCapturing`] (nothing was waited for); errors of the work, 700 among
+    /// them.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<(), Error> {
+        if crate::capture::in_host_callback(self.driver())? {
+            return Err(Error::HostCallback);
+        }
+        let session = Session::require(self.target())?;
+        if session.is_capturing()? {
+            return Err(Error::StreamCapturing);
+        }
+        Ok(session.synchronize()?)
+    }
+
+    /// The stream and its context, for a [`Session`].
+    pub(crate) fn target(&self) -> Target<'_> {
+        // SAFETY: the stream is alive while `self` is; its context was asked of the driver and lives as long.
+        unsafe { Target::new(&self.inner.driver, self.inner.context, self.inner.stream) }
+    }
+}
+
+impl PartialEq for StreamRef {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner.stream == other.inner.stream && self.inner.driver == other.inner.driver
+    }
+}
+
+impl Eq for StreamRef {}
+
+impl std::fmt::Debug for StreamRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StreamRef").field(&self.inner.stream.0).finish()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !matches!(self.keep, Keep::Ours(_)) || self.driver.is_forked() {
+            return;
+        }
+        // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
+        if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
+            strand(&self.driver, &error, "a stream was not destroyed");
+        }
+    }
+}
+
+/// A share of a device's primary context.
+pub(crate) struct PrimaryContext {
+    device: Device,
+    context: CUcontext,
+}
+
+impl PrimaryContext {
+    pub(crate) fn retain(device: &Device) -> Result<Self, cuvmm_driver::Error> {
+        Ok(Self { device: device.clone(), context: device.primary_ctx_retain()? })
+    }
+
+    /// The legacy default stream of this context.
+    pub(crate) fn legacy_stream(&self) -> Target<'_> {
+        // SAFETY: the context is alive while this share of it is, and has a legacy default stream.
+        unsafe { Target::new(self.device.driver(), self.context, CUstream::LEGACY) }
+    }
+}
+
+impl Drop for PrimaryContext {
+    fn drop(&mut self) {
+        if self.device.driver().is_forked() {
+            return;
+        }
+        // SAFETY: the share was retained by this value, which gives it back once.
+        if let Err(error) = unsafe { self.device.primary_ctx_release() } {
+            strand(self.device.driver(), &error, "a primary context was not released");
+        }
+    }
+}
+
+/// Counts and reports a stream, event or context that could not be given back.
+pub(crate) fn strand(driver: &Driver, error: &cuvmm_driver::Error, what: &str) {
+    if error.code() != Some(CUresult::DEINITIALIZED) {
+        driver.stranded().add(StrandedKind::Other);
+        tracing::error!(%error, "{what}");
+    }
+}
