@@ -1,0 +1,241 @@
+//! [`BufferDescriptor`]: a buffer in the form in which it travels, and the [`Metadata`] that it is told by.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUuuid};
+
+use crate::error::Error;
+use crate::identity::{BufferId, HostId, Location};
+
+/// What a descriptor says about a buffer: everything but the handles.
+///
+/// It is a claim until [`check`](Self::check) or [`BufferDescriptor::new`] looked at it, and, where a peer made it,
+/// even then: what it says of the memory itself is compared when it is imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metadata {
+    /// The kind of its handles.
+    pub handle_kind: CUmemAllocationHandleType,
+    /// Where the memory lives; none where the maker didn't say, which is then not compared.
+    pub location: Option<Location>,
+    /// The buffer's identity; none where the maker gave it none.
+    pub id: Option<BufferId>,
+    /// The host on which the handles mean something; none where the maker didn't say.
+    pub host: Option<HostId>,
+    /// The size of each chunk in bytes, in address order.
+    pub sizes: Vec<usize>,
+    /// The size of the buffer: from 1 to the sum of the chunks, and 0 where there are no chunks.
+    pub size: usize,
+}
+
+impl Metadata {
+    /// The most chunks that a descriptor can have.
+    pub const MAX_CHUNKS: usize = 1 << 24;
+
+    /// Chunks of those sizes, shared as POSIX file descriptors, all of them covered by the buffer; nothing else told.
+    pub fn new(sizes: Vec<usize>) -> Self {
+        let size = sizes.iter().fold(0, |sum: usize, size| sum.saturating_add(*size));
+        let handle_kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+        Self { handle_kind, location: None, id: None, host: None, sizes, size }
+    }
+
+    /// The sum of the chunks, in bytes, where the sizes fit each other.
+    ///
+    /// # Errors
+    /// [`InvalidMetadata`].
+    pub fn check(&self) -> Result<usize, InvalidMetadata> {
+        if self.sizes.len() > Self::MAX_CHUNKS {
+            return Err(InvalidMetadata::TooManyChunks { chunks: self.sizes.len() });
+        }
+        let mut sum: usize = 0;
+        for (chunk, &size) in self.sizes.iter().enumerate() {
+            if size == 0 {
+                return Err(InvalidMetadata::EmptyChunk { chunk });
+            }
+            sum = sum.checked_add(size).ok_or(InvalidMetadata::SumOverflow { chunk })?;
+        }
+        if self.size > sum || (self.size == 0 && sum > 0) {
+            return Err(InvalidMetadata::Size { size: self.size, sum });
+        }
+        Ok(sum)
+    }
+}
+
+/// Sizes that do not fit each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidMetadata {
+    /// More chunks than a descriptor can have.
+    #[error("{chunks} chunks are more than the {} that a descriptor can have", Metadata::MAX_CHUNKS)]
+    TooManyChunks {
+        /// How many there are.
+        chunks: usize,
+    },
+    /// A chunk of no bytes.
+    #[error("chunk {chunk} has no bytes")]
+    EmptyChunk {
+        /// Which.
+        chunk: usize,
+    },
+    /// The sum of the chunks is no address range.
+    #[error("the sizes of the chunks overflow at chunk {chunk}")]
+    SumOverflow {
+        /// The chunk that made it too large.
+        chunk: usize,
+    },
+    /// The buffer is not a prefix of its chunks.
+    #[error("a buffer of {size} bytes cannot be a prefix of chunks of {sum} bytes in all")]
+    Size {
+        /// The buffer's size.
+        size: usize,
+        /// The sum of the chunks.
+        sum: usize,
+    },
+}
+
+/// A buffer in the form in which it travels between processes: one exported handle for each chunk, in address order,
+/// with what is needed to import them.
+///
+/// It owns its handles, and so **pins the physical memory while it lives**, in every process that holds one, also
+/// after the buffer it was exported from is closed and its process has ended. Dropping it closes the handles. What
+/// was imported from it stays.
+#[derive(Debug)]
+pub struct BufferDescriptor {
+    /// Checked, and with as many sizes as there are handles.
+    metadata: Metadata,
+    handles: Vec<OwnedFd>,
+}
+
+impl BufferDescriptor {
+    /// The descriptor of those parts, which need not come from an export: a transport of one's own ends here.
+    ///
+    /// What the handles are is looked at when they are imported.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`] where the sizes do not fit each other, [`Error::HandleCount`] where there are not as many
+    /// handles as sizes. The handles are closed then.
+    pub fn new(metadata: Metadata, handles: Vec<OwnedFd>) -> Result<Self, Error> {
+        metadata.check()?;
+        if handles.len() != metadata.sizes.len() {
+            return Err(Error::HandleCount { handles: handles.len(), chunks: metadata.sizes.len() });
+        }
+        Ok(Self { metadata, handles })
+    }
+
+    /// What it says, without the handles.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The size of each chunk in bytes, in address order.
+    pub fn sizes(&self) -> &[usize] {
+        &self.metadata.sizes
+    }
+
+    /// The size of the buffer in bytes: any prefix of the sum of the chunks, and 0 only where there are none.
+    pub fn size(&self) -> usize {
+        self.metadata.size
+    }
+
+    /// The kind of its handles.
+    pub fn handle_kind(&self) -> CUmemAllocationHandleType {
+        self.metadata.handle_kind
+    }
+
+    /// Where the memory lives, if that was told.
+    pub fn location(&self) -> Option<Location> {
+        self.metadata.location
+    }
+
+    /// The UUID of the device that the memory is on; none for host memory, or where it was not told.
+    pub fn device_uuid(&self) -> Option<CUuuid> {
+        match self.metadata.location {
+            Some(Location::Device { uuid }) => Some(uuid),
+            _ => None,
+        }
+    }
+
+    /// The buffer's identity, if its maker gave it one.
+    pub fn id(&self) -> Option<BufferId> {
+        self.metadata.id
+    }
+
+    /// The host on which its handles mean something, if that was told.
+    pub fn host(&self) -> Option<HostId> {
+        self.metadata.host
+    }
+
+    /// The handles, in address order. They stay the descriptor's.
+    pub fn fds(&self) -> impl ExactSizeIterator<Item = BorrowedFd<'_>> {
+        self.handles.iter().map(AsFd::as_fd)
+    }
+
+    /// A second descriptor of the same buffer, with handles of its own.
+    ///
+    /// # Errors
+    /// [`Error::Os`], as at the limit of open files. What was duplicated is closed then.
+    pub fn try_clone(&self) -> Result<Self, Error> {
+        let duplicate = |handle: &OwnedFd| handle.try_clone().map_err(Error::os("duplicate a handle"));
+        let handles = self.handles.iter().map(duplicate).collect::<Result<_, _>>()?;
+        Ok(Self { metadata: self.metadata.clone(), handles })
+    }
+
+    /// The two parts, for a transport of one's own.
+    pub fn into_parts(self) -> (Metadata, Vec<OwnedFd>) {
+        (self.metadata, self.handles)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(sizes: &[usize], size: usize) -> Metadata {
+        Metadata { size, ..Metadata::new(sizes.to_vec()) }
+    }
+
+    #[test]
+    fn sizes_must_fit_each_other() {
+        let check = |sizes: &[usize], size, expect| assert_eq!(metadata(sizes, size).check(), expect, "{sizes:?}");
+        check(&[], 0, Ok(0));
+        check(&[5], 5, Ok(5));
+        check(&[5, 7], 1, Ok(12));
+        check(&[5, 7], 12, Ok(12));
+        check(&[], 1, Err(InvalidMetadata::Size { size: 1, sum: 0 }));
+        check(&[5], 0, Err(InvalidMetadata::Size { size: 0, sum: 5 }));
+        check(&[5, 7], 13, Err(InvalidMetadata::Size { size: 13, sum: 12 }));
+        check(&[5, 0], 5, Err(InvalidMetadata::EmptyChunk { chunk: 1 }));
+        check(&[1, usize::MAX], 1, Err(InvalidMetadata::SumOverflow { chunk: 1 }));
+        check(&[usize::MAX], usize::MAX, Ok(usize::MAX));
+    }
+
+    #[test]
+    fn a_size_that_was_not_given_is_the_sum() {
+        assert_eq!(Metadata::new(vec![3, 4]).size, 7);
+        assert_eq!(Metadata::new(vec![]).size, 0);
+        let overflowing = Metadata::new(vec![usize::MAX, 2]);
+        assert_eq!(overflowing.check(), Err(InvalidMetadata::SumOverflow { chunk: 1 }));
+    }
+
+    #[test]
+    fn there_are_as_many_handles_as_chunks() {
+        let handle = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        assert_eq!(BufferDescriptor::new(metadata(&[1, 1], 2), vec![handle(), handle()]).unwrap().fds().len(), 2);
+        for handles in [0, 1, 3] {
+            let handles: Vec<_> = (0..handles).map(|_| handle()).collect();
+            let error = BufferDescriptor::new(metadata(&[1, 1], 2), handles).unwrap_err();
+            assert!(matches!(error, Error::HandleCount { chunks: 2, .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_clone_has_handles_of_its_own() {
+        use std::os::fd::AsRawFd;
+        let handle = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let one = BufferDescriptor::new(metadata(&[9], 4), vec![handle]).unwrap();
+        let two = one.try_clone().unwrap();
+        assert_eq!(one.metadata(), two.metadata());
+        let numbers = |descriptor: &BufferDescriptor| descriptor.fds().map(|fd| fd.as_raw_fd()).collect::<Vec<_>>();
+        assert_ne!(numbers(&one), numbers(&two));
+    }
+}

@@ -1,0 +1,211 @@
+//! Who and where: [`BufferId`], [`HostId`], [`Location`].
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::OnceLock;
+
+use cuvmm_driver::sys::CUuuid;
+
+/// Which buffer a descriptor describes, as its exporter named it.
+///
+/// Two exports of one buffer have equal ids, though their handles differ; another buffer has another id, also one at
+/// the same address, and also one that a later process exports. So an id, and not a handle, an address or a process
+/// id, is what a cache of imports looks up.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId {
+    token: [u8; 16],
+    generation: u64,
+}
+
+impl BufferId {
+    /// The id of those parts; none for a token of zeros, which means "not told".
+    pub fn new(token: [u8; 16], generation: u64) -> Option<Self> {
+        (token != [0; 16]).then_some(Self { token, generation })
+    }
+
+    /// 128 random bits, the same for all that one process exports.
+    pub fn token(&self) -> [u8; 16] {
+        self.token
+    }
+
+    /// The number of the buffer among those of that process.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The id of this process's buffer of that number. The random bits are read once a process.
+    pub(crate) fn of_this_process(generation: u64) -> io::Result<Self> {
+        static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
+        let token = match TOKEN.get() {
+            Some(token) => *token,
+            None => {
+                let token = random_token()?;
+                *TOKEN.get_or_init(|| token)
+            }
+        };
+        Ok(Self { token, generation })
+    }
+}
+
+fn random_token() -> io::Result<[u8; 16]> {
+    let mut random = File::open("/dev/urandom")?;
+    let mut token = [0; 16];
+    // Zeros mean "not told": one in 2^128 would do so by chance.
+    while token == [0; 16] {
+        random.read_exact(&mut token)?;
+    }
+    Ok(token)
+}
+
+impl std::fmt::Display for BufferId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", Hex(self.token), self.generation)
+    }
+}
+
+impl std::fmt::Debug for BufferId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BufferId({self})")
+    }
+}
+
+/// Which host, and which boot of it: handles of another one name nothing here.
+///
+/// It is the kernel's boot id, which all containers of a host share.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostId([u8; 16]);
+
+impl HostId {
+    /// The id of those bytes; none for zeros, which mean "not told".
+    pub fn new(bytes: [u8; 16]) -> Option<Self> {
+        (bytes != [0; 16]).then_some(Self(bytes))
+    }
+
+    /// This host; none where the kernel doesn't say (`/proc` may be missing in a container).
+    pub fn current() -> Option<Self> {
+        static CURRENT: OnceLock<Option<HostId>> = OnceLock::new();
+        *CURRENT.get_or_init(|| parse_boot_id(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?))
+    }
+
+    /// The bytes, in the order in which the text form of a boot id spells them.
+    pub fn bytes(&self) -> [u8; 16] {
+        self.0
+    }
+
+    /// Whether `self` and `other` are known to be different hosts.
+    pub(crate) fn differ(ours: Option<Self>, theirs: Option<Self>) -> Option<(Self, Self)> {
+        match (ours, theirs) {
+            (Some(ours), Some(theirs)) if ours != theirs => Some((ours, theirs)),
+            _ => None,
+        }
+    }
+}
+
+/// Reads 32 hexadecimal digits with dashes anywhere between them.
+fn parse_boot_id(text: &str) -> Option<HostId> {
+    let mut bytes = [0; 16];
+    let mut digits = 0;
+    for digit in text.trim().chars().filter(|&c| c != '-') {
+        let value = u8::try_from(digit.to_digit(16)?).ok()?;
+        let byte = bytes.get_mut(digits / 2)?;
+        *byte = *byte << 4 | value;
+        digits += 1;
+    }
+    if digits == 32 { HostId::new(bytes) } else { None }
+}
+
+impl std::fmt::Display for HostId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(&Hex(self.0), f)
+    }
+}
+
+impl std::fmt::Debug for HostId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostId({self})")
+    }
+}
+
+/// Where a buffer's memory lives, in words that mean the same in every process of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Location {
+    /// On the device that has this UUID, whatever number a process gives it.
+    Device {
+        /// The device's UUID.
+        uuid: CUuuid,
+    },
+    /// In the host's memory.
+    HostNuma {
+        /// The NUMA node.
+        node: i32,
+    },
+}
+
+impl std::fmt::Display for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Device { uuid } => write!(f, "device {uuid}"),
+            Self::HostNuma { node } => write!(f, "host memory of NUMA node {node}"),
+        }
+    }
+}
+
+/// Sixteen bytes as 32 digits.
+struct Hex([u8; 16]);
+
+impl std::fmt::Display for Hex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_id_is_read_whole_or_not_at_all() {
+        let check = |text: &str, expect: Option<[u8; 16]>| {
+            assert_eq!(parse_boot_id(text).map(|id| id.bytes()), expect, "{text:?}");
+        };
+        let bytes =
+            [0x1d, 0xde, 0x30, 0x6c, 0xa7, 0xef, 0x49, 0x9a, 0xba, 0x0b, 0x18, 0x1c, 0x00, 0xcd, 0x3a, 0xd5];
+        check("1dde306c-a7ef-499a-ba0b-181c00cd3ad5\n", Some(bytes));
+        check("1DDE306CA7EF499ABA0B181C00CD3AD5", Some(bytes));
+        check("1dde306c-a7ef-499a-ba0b-181c00cd3ad", None);
+        check("1dde306c-a7ef-499a-ba0b-181c00cd3ad55", None);
+        check("1dde306c-a7ef-499a-ba0b-181c00cd3adg", None);
+        check("00000000-0000-0000-0000-000000000000", None);
+        check("", None);
+    }
+
+    #[test]
+    fn ids_of_one_process_share_their_token_and_differ_by_generation() {
+        let first = BufferId::of_this_process(1).unwrap();
+        let again = BufferId::of_this_process(1).unwrap();
+        let second = BufferId::of_this_process(2).unwrap();
+        assert_eq!(first, again);
+        assert_ne!(first, second);
+        assert_eq!(first.token(), second.token());
+        assert_ne!(first.token(), [0; 16]);
+    }
+
+    #[test]
+    fn only_two_known_hosts_differ() {
+        let (a, b) = (HostId::new([1; 16]), HostId::new([2; 16]));
+        assert_eq!(HostId::differ(a, a), None);
+        assert_eq!(HostId::differ(a, None), None);
+        assert_eq!(HostId::differ(None, b), None);
+        assert_eq!(HostId::differ(a, b), a.zip(b));
+    }
+
+    #[test]
+    fn ids_read_as_digits() {
+        let id = BufferId::new([0xab; 16], 7).unwrap();
+        assert_eq!(id.to_string(), format!("{}/7", "ab".repeat(16)));
+        assert_eq!(HostId::new([0x0f; 16]).unwrap().to_string(), "0f".repeat(16));
+        assert_eq!(BufferId::new([0; 16], 7), None);
+        assert_eq!(HostId::new([0; 16]), None);
+    }
+}

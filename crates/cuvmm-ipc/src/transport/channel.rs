@@ -1,0 +1,186 @@
+//! [`Channel`]: bytes and handles over a Unix stream socket, until a deadline.
+//!
+//! Messages go through rustix both ways. Receiving: its ancillary buffer hands every handle over as an `OwnedFd`, also
+//! where the kernel had to leave some out; nix 0.32 answers ENOBUFS then, and those that arrived leak. Sending: it
+//! takes `BorrowedFd`s, where nix takes numbers. The rest (poll, limits) goes through nix.
+//!
+//! The socket's own flags stay as they are: each call says for itself that it must not block (`MSG_DONTWAIT`), that a
+//! peer that is gone raises no signal (`MSG_NOSIGNAL`), and that what arrives is closed on exec
+//! (`MSG_CMSG_CLOEXEC`).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketType, recv, recvmsg, sendmsg, sockopt,
+};
+
+use crate::error::Error;
+use crate::wire::MAX_HANDLES_PER_MESSAGE;
+
+/// Room for as many handles as one message can have.
+const RIGHTS_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_HANDLES_PER_MESSAGE));
+/// Room for those, and for what the socket's owner may have asked to get with each message (credentials and the
+/// like), which the kernel writes first.
+const RECEIVE_SPACE: usize = RIGHTS_SPACE + 1024;
+/// The waits for others to receive what is in flight: the first, and the longest.
+const IN_FLIGHT_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+
+/// One end of a connection, and the time until which it is used.
+#[derive(Clone, Copy)]
+pub(super) struct Channel<'s> {
+    socket: BorrowedFd<'s>,
+    deadline: Instant,
+}
+
+impl<'s> Channel<'s> {
+    /// Over that socket.
+    ///
+    /// # Errors
+    /// [`Error::NotUnixStream`]; [`Error::Os`] for what is no socket.
+    pub(super) fn new(socket: BorrowedFd<'s>, deadline: Instant) -> Result<Self, Error> {
+        let asked = Error::os("ask what kind of socket this is");
+        let asked_again = Error::os("ask which family the socket is of");
+        let kind = sockopt::socket_type(socket).map_err(asked)?;
+        let family = sockopt::socket_domain(socket).map_err(asked_again)?;
+        if kind != SocketType::STREAM || family != AddressFamily::UNIX {
+            return Err(Error::NotUnixStream);
+        }
+        Ok(Self { socket, deadline })
+    }
+
+    /// Sends all of `bytes`, with `handles` (at most [`MAX_HANDLES_PER_MESSAGE`]) at their first byte.
+    pub(super) fn send(&self, bytes: &[u8], handles: &[BorrowedFd<'_>], operation: &'static str) -> Result<(), Error> {
+        let mut left = bytes;
+        // The kernel hands the handles over with the first byte that it takes.
+        let mut handles = handles;
+        let mut in_flight_wait = IN_FLIGHT_WAIT.0;
+        while !left.is_empty() {
+            match self.send_once(left, handles) {
+                Ok(sent) => {
+                    left = left.get(sent..).unwrap_or_default();
+                    handles = &[];
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => self.wait(PollFlags::POLLOUT, operation)?,
+                // Too many handles of this user are on their way; nothing tells when they arrive.
+                Err(errno @ Errno::ETOOMANYREFS) => {
+                    let time_left = self.time_left().ok_or_else(|| Error::os(operation)(errno))?;
+                    std::thread::sleep(in_flight_wait.min(time_left));
+                    in_flight_wait = IN_FLIGHT_WAIT.1.min(in_flight_wait * 2);
+                }
+                Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(Error::Closed { operation }),
+                Err(errno) => return Err(Error::os(operation)(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends `bytes` if that needs no waiting and the peer is there; otherwise nothing comes of it.
+    pub(super) fn send_if_possible(&self, bytes: &[u8]) {
+        if let Err(errno) = self.send_once(bytes, &[]) {
+            tracing::debug!(%errno, "a reply was not sent");
+        }
+    }
+
+    fn send_once(&self, bytes: &[u8], handles: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+        let mut space = [MaybeUninit::uninit(); RIGHTS_SPACE];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !handles.is_empty() && !control.push(SendAncillaryMessage::ScmRights(handles)) {
+            // What the kernel would answer.
+            return Err(Errno::EINVAL);
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(self.socket, &[IoSlice::new(bytes)], &mut control, flags).map_err(errno)
+    }
+
+    /// Receives exactly as many bytes as `bytes` has room for, and appends the handles that come with them to
+    /// `handles`. More than `most` handles end it at once.
+    ///
+    /// Whatever fails, every handle that arrived is in `handles`.
+    pub(super) fn receive(
+        &self,
+        bytes: &mut [u8],
+        handles: &mut Vec<OwnedFd>,
+        most: usize,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        let mut left = bytes;
+        while !left.is_empty() {
+            let mut space = [MaybeUninit::uninit(); RECEIVE_SPACE];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let message = recvmsg(self.socket, &mut [IoSliceMut::new(left)], &mut control, flags).map_err(errno);
+            for ancillary in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = ancillary {
+                    handles.extend(rights);
+                }
+            }
+            match message {
+                Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
+                    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or_default();
+                    return Err(Error::TruncatedHandles { received: handles.len(), limit });
+                }
+                Ok(_) if handles.len() > most => {
+                    return Err(Error::UnexpectedHandles { announced: most, received: handles.len() });
+                }
+                Ok(message) if message.bytes == 0 => return Err(Error::Closed { operation }),
+                Ok(message) => left = left.get_mut(message.bytes..).unwrap_or_default(),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => self.wait(PollFlags::POLLIN, operation)?,
+                Err(Errno::ECONNRESET) => return Err(Error::Closed { operation }),
+                Err(errno) => return Err(Error::os(operation)(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives exactly those bytes; the kernel closes handles that come with them.
+    pub(super) fn receive_bytes(&self, bytes: &mut [u8], operation: &'static str) -> Result<(), Error> {
+        let mut left = bytes;
+        while !left.is_empty() {
+            match recv(self.socket, &mut *left, RecvFlags::DONTWAIT).map_err(errno) {
+                Ok((0, _)) => return Err(Error::Closed { operation }),
+                Ok((received, _)) => left = left.get_mut(received..).unwrap_or_default(),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => self.wait(PollFlags::POLLIN, operation)?,
+                Err(Errno::ECONNRESET) => return Err(Error::Closed { operation }),
+                Err(errno) => return Err(Error::os(operation)(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The same channel, for what is there already.
+    pub(super) fn without_waiting(self) -> Self {
+        Self { deadline: Instant::now(), ..self }
+    }
+
+    /// Waits until the socket is ready, or has failed: then the call that waits says how.
+    fn wait(&self, events: PollFlags, operation: &'static str) -> Result<(), Error> {
+        let time_left = self.time_left().ok_or(Error::Timeout { operation })?;
+        // poll counts milliseconds: up, so that it never spins through the last one.
+        let milliseconds = time_left.as_micros().div_ceil(1000);
+        let timeout = i32::try_from(milliseconds).ok().and_then(|time| PollTimeout::try_from(time).ok());
+        match poll(&mut [PollFd::new(self.socket, events)], timeout.unwrap_or(PollTimeout::MAX)) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(Error::os("wait for a socket")(errno)),
+        }
+    }
+
+    /// None once the deadline has passed.
+    fn time_left(&self) -> Option<Duration> {
+        self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    }
+}
+
+/// rustix has the number as a type of its own.
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}

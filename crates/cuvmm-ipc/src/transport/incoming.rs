@@ -1,0 +1,97 @@
+//! [`Incoming`]: the receiver's side of one transfer.
+
+use std::os::fd::OwnedFd;
+
+use super::Limits;
+use super::channel::Channel;
+use crate::descriptor::Metadata;
+use crate::error::Error;
+use crate::identity::HostId;
+use crate::wire::{self, INITIAL_HANDLES, MAX_HANDLES_PER_MESSAGE, Preamble, Reply};
+
+/// A transfer whose header was received and is acceptable. Its handles follow in batches.
+pub(super) struct Incoming<'s> {
+    channel: Channel<'s>,
+    metadata: Metadata,
+    /// How many handles came.
+    received: usize,
+    /// How many more the sender may send unasked.
+    allowed: usize,
+}
+
+impl<'s> Incoming<'s> {
+    /// Receives the header, and looks at it before anything is allocated for what it announces.
+    pub(super) fn begin(channel: Channel<'s>, limits: &Limits) -> Result<Self, Error> {
+        let mut preamble = [0; wire::PREAMBLE_LENGTH];
+        receive_without_handles(channel, &mut preamble, "receive a header")?;
+        let preamble = Preamble::decode(&preamble)?;
+        if let Some((ours, theirs)) = HostId::differ(HostId::current(), preamble.host()) {
+            return Err(Error::WrongHost { ours, theirs });
+        }
+        let limit = limits.max_handles.min(Metadata::MAX_CHUNKS);
+        if preamble.chunks() > limit {
+            return Err(Error::TooManyHandles { chunks: preamble.chunks(), limit });
+        }
+        let fits = |bytes| {
+            let limit = limits.max_bytes;
+            if bytes > limit { Err(Error::TooManyBytes { bytes, limit }) } else { Ok(()) }
+        };
+        fits(preamble.size())?;
+        let mut sizes = vec![0; preamble.sizes_length()];
+        receive_without_handles(channel, &mut sizes, "receive the sizes of the chunks")?;
+        let metadata = preamble.with_sizes(&sizes)?;
+        fits(metadata.check()?)?;
+        let allowed = INITIAL_HANDLES.min(metadata.sizes.len());
+        Ok(Self { channel, metadata, received: 0, allowed })
+    }
+
+    /// What was announced.
+    pub(super) fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Receives the next handles: at least one; none at the end. Where the sender must be asked for more, it is asked
+    /// for `batch` at most.
+    pub(super) fn next(&mut self, batch: usize) -> Result<Vec<OwnedFd>, Error> {
+        let chunks = self.metadata.sizes.len();
+        let left = chunks.saturating_sub(self.received);
+        if left == 0 {
+            return Ok(Vec::new());
+        }
+        if self.allowed == 0 {
+            self.allowed = left.min(batch.clamp(1, MAX_HANDLES_PER_MESSAGE));
+            let more = Reply::More { handles: u16::try_from(self.allowed).unwrap_or(u16::MAX) };
+            self.channel.send(&more.encode(), &[], "ask for more handles")?;
+        }
+        let mut announced = [0; wire::HANDLES_LENGTH];
+        let mut handles = Vec::new();
+        self.channel.receive(&mut announced, &mut handles, self.allowed, "receive handles")?;
+        let announced = wire::decode_handles(&announced)?;
+        if announced != handles.len() || announced > self.allowed {
+            return Err(Error::UnexpectedHandles { announced: announced.min(self.allowed), received: handles.len() });
+        }
+        if announced == 0 {
+            return Err(Error::Abandoned { sent: self.received, chunks });
+        }
+        self.received += announced;
+        self.allowed -= announced;
+        Ok(handles)
+    }
+
+    /// Tells the sender that all came and is kept; a sender that is gone by now need not hear it.
+    pub(super) fn accept(self) -> Metadata {
+        self.channel.send_if_possible(&Reply::Accepted.encode());
+        self.metadata
+    }
+}
+
+/// Tells the sender why nothing more is wanted, if it is there to listen.
+pub(super) fn refuse(channel: Channel<'_>, error: &Error) {
+    if let Some((reason, detail)) = error.refusal() {
+        channel.send_if_possible(&Reply::Refused { reason, detail }.encode());
+    }
+}
+
+fn receive_without_handles(channel: Channel<'_>, bytes: &mut [u8], operation: &'static str) -> Result<(), Error> {
+    channel.receive(bytes, &mut Vec::new(), 0, operation)
+}

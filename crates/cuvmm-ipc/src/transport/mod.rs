@@ -1,0 +1,86 @@
+//! Sending and receiving descriptors over a Unix stream socket: `SCM_RIGHTS`, as `docs/wire-format.md` has it.
+
+mod channel;
+mod incoming;
+mod outgoing;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use channel::Channel;
+use incoming::Incoming;
+use outgoing::Outgoing;
+
+use crate::descriptor::BufferDescriptor;
+use crate::error::Error;
+use crate::wire::MAX_HANDLES_PER_MESSAGE;
+
+/// How much a receiver takes from a peer, which may say anything: looked at before anything is allocated for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most chunks. Each is an open file of this process for as long as the descriptor lives.
+    pub max_handles: usize,
+    /// The most memory: the sum of the chunks, in bytes.
+    pub max_bytes: usize,
+}
+
+impl Default for Limits {
+    /// 16,384 chunks and 1 TiB.
+    fn default() -> Self {
+        Self { max_handles: 1 << 14, max_bytes: 1 << 40 }
+    }
+}
+
+/// Sends a descriptor over a connected Unix stream socket, and returns when the receiver has said that it has all.
+///
+/// The descriptor stays the caller's, and its handles may be closed as soon as this returns: the receiver has its own.
+/// The socket may be blocking or not, and stays as it is. Nobody else may use it meanwhile. After an error it is in
+/// the middle of a message, and of no further use: close it.
+///
+/// # Errors
+/// [`Error::Refused`] with the receiver's reason, [`Error::Timeout`] and [`Error::Closed`] for a receiver that is
+/// silent or gone, [`Error::NotUnixStream`], [`Error::Os`] for what the system refused.
+pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant) -> Result<(), Error> {
+    let channel = Channel::new(socket.as_fd(), deadline)?;
+    let mut outgoing = Outgoing::begin(channel, descriptor.metadata())?;
+    let handles: Vec<BorrowedFd<'_>> = descriptor.fds().collect();
+    let mut left = handles.as_slice();
+    while !left.is_empty() {
+        let (due, rest) = left.split_at(outgoing.due()?.min(left.len()));
+        outgoing.send(due)?;
+        left = rest;
+    }
+    outgoing.finish()
+}
+
+/// Receives a descriptor from a connected Unix stream socket.
+///
+/// The peer is not trusted: what it announces is held against `limits` before anything is allocated, and whatever is
+/// wrong, every handle that arrived is closed. A peer on another host, which a relay may have put there, is refused
+/// before any handle is received. What the handles *are* is looked at when they are imported. A sender that fails our
+/// checks is told the reason.
+///
+/// The handles are closed on exec. The socket may be blocking or not, and stays as it is. Nobody else may use it
+/// meanwhile. After an error it is in the middle of a message, and of no further use: close it, which also closes the
+/// handles that were on their way.
+///
+/// # Errors
+/// [`Error::Timeout`] and [`Error::Closed`] for a sender that is silent or gone, [`Error::Abandoned`] for one that
+/// gave up; [`Error::Wire`] and [`Error::UnexpectedHandles`] for what is no message of the protocol;
+/// [`Error::WrongHost`], [`Error::TooManyHandles`], [`Error::TooManyBytes`]; [`Error::TruncatedHandles`] where this
+/// process has too many open files; [`Error::NotUnixStream`], [`Error::Os`].
+pub fn receive<S: AsFd>(socket: S, limits: &Limits, deadline: Instant) -> Result<BufferDescriptor, Error> {
+    let channel = Channel::new(socket.as_fd(), deadline)?;
+    let receive = || {
+        let mut incoming = Incoming::begin(channel, limits)?;
+        let mut handles = Vec::with_capacity(incoming.metadata().sizes.len());
+        loop {
+            let batch = incoming.next(MAX_HANDLES_PER_MESSAGE)?;
+            if batch.is_empty() {
+                return BufferDescriptor::new(incoming.accept(), handles);
+            }
+            handles.extend(batch);
+        }
+    };
+    receive().inspect_err(|error| incoming::refuse(channel, error))
+}

@@ -1,0 +1,78 @@
+//! [`Outgoing`]: the sender's side of one transfer.
+
+use std::os::fd::BorrowedFd;
+
+use super::channel::Channel;
+use crate::descriptor::Metadata;
+use crate::error::Error;
+use crate::wire::{self, INITIAL_HANDLES, MAX_HANDLES_PER_MESSAGE, Reply};
+
+/// A transfer whose header is sent. Its handles follow in batches, so that no more of them need be open at once than
+/// one batch has. Dropped before the end, it leaves the receiver without the rest: [`abandon`](Self::abandon) says so.
+pub(super) struct Outgoing<'s> {
+    channel: Channel<'s>,
+    /// How many handles are still to be sent.
+    left: usize,
+    /// How many of them the receiver takes now.
+    wanted: usize,
+}
+
+impl<'s> Outgoing<'s> {
+    /// Sends the header.
+    pub(super) fn begin(channel: Channel<'s>, metadata: &Metadata) -> Result<Self, Error> {
+        let this = Self { channel, left: metadata.sizes.len(), wanted: INITIAL_HANDLES };
+        this.answered(channel.send(&wire::encode(metadata)?, &[], "send a header"))?;
+        Ok(this)
+    }
+
+    /// How many handles are due next; 0 at the end. Waits until the receiver wants some.
+    pub(super) fn due(&mut self) -> Result<usize, Error> {
+        if self.left > 0 && self.wanted == 0 {
+            match self.reply("hear that more handles are wanted")? {
+                Reply::More { handles } => self.wanted = handles.into(),
+                _ => return Err(Error::UnexpectedReply),
+            }
+        }
+        Ok(self.left.min(self.wanted).min(MAX_HANDLES_PER_MESSAGE))
+    }
+
+    /// Sends that many. They may be closed when this returns: the kernel holds what is on its way.
+    pub(super) fn send(&mut self, handles: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.answered(self.channel.send(&wire::encode_handles(handles.len()), handles, "send handles"))?;
+        self.left = self.left.saturating_sub(handles.len());
+        self.wanted = self.wanted.saturating_sub(handles.len());
+        Ok(())
+    }
+
+    /// Waits until the receiver has said that it keeps what came.
+    pub(super) fn finish(self) -> Result<(), Error> {
+        match self.reply("hear that the handles were accepted")? {
+            Reply::Accepted => Ok(()),
+            _ => Err(Error::UnexpectedReply),
+        }
+    }
+
+    /// Tells the receiver that nothing more comes.
+    pub(super) fn abandon(self) {
+        self.channel.send_if_possible(&wire::encode_handles(0));
+    }
+
+    /// A receiver that refuses may be gone before we have sent all: then its reply, and not the broken pipe, says why.
+    fn answered(&self, result: Result<(), Error>) -> Result<(), Error> {
+        let Err(Error::Closed { .. }) = result else { return result };
+        let waiting = Self { channel: self.channel.without_waiting(), ..*self };
+        match waiting.reply("read a refusal") {
+            Err(refused @ Error::Refused { .. }) => Err(refused),
+            _ => result,
+        }
+    }
+
+    fn reply(&self, operation: &'static str) -> Result<Reply, Error> {
+        let mut bytes = [0; wire::REPLY_LENGTH];
+        self.channel.receive_bytes(&mut bytes, operation)?;
+        match Reply::decode(&bytes)? {
+            Reply::Refused { reason, detail } => Err(Error::Refused { reason, detail }),
+            reply => Ok(reply),
+        }
+    }
+}
