@@ -1,0 +1,78 @@
+//! What the suites of this crate share: handles that can be told apart, and a count of open files.
+#![allow(dead_code, reason = "each suite uses its part of it")]
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cuvmm_ipc::{BufferDescriptor, Metadata};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+
+/// Long enough for whatever ends by itself.
+pub(crate) fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// A file in memory, which stands for a handle where nothing looks at what a handle is.
+pub(crate) fn memory_file() -> OwnedFd {
+    memfd_create(c"cuvmm-ipc-test", MFdFlags::MFD_CLOEXEC).unwrap()
+}
+
+pub(crate) fn memory_files(count: usize) -> Vec<OwnedFd> {
+    (0..count).map(|_| memory_file()).collect()
+}
+
+/// Tells files apart, through whichever descriptor.
+pub(crate) fn inode(fd: impl AsFd) -> u64 {
+    fstat(fd).unwrap().st_ino
+}
+
+pub(crate) fn inodes(descriptor: &BufferDescriptor) -> Vec<u64> {
+    descriptor.fds().map(inode).collect()
+}
+
+/// A descriptor of so many chunks of different sizes, the last of which the buffer covers in part.
+pub(crate) fn descriptor(chunks: usize) -> BufferDescriptor {
+    let mut metadata = Metadata::new((0..chunks).map(|chunk| 4096 * (chunk + 1)).collect());
+    metadata.size -= if chunks > 0 { 1024 } else { 0 };
+    BufferDescriptor::new(metadata, memory_files(chunks)).unwrap()
+}
+
+pub(crate) fn pair() -> (UnixStream, UnixStream) {
+    UnixStream::pair().unwrap()
+}
+
+/// Sees that no file stays open. While one lives, no other does: they would count each other's.
+pub(crate) struct OpenFiles {
+    before: BTreeMap<String, String>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl OpenFiles {
+    pub(crate) fn watch() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { before: Self::list(), _alone: alone }
+    }
+
+    /// Fails where others are open than at the beginning.
+    pub(crate) fn assert_unchanged(self) {
+        assert_eq!(Self::list(), self.before, "open files");
+    }
+
+    fn list() -> BTreeMap<String, String> {
+        let own = format!("/proc/{}/fd", std::process::id());
+        std::fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter_map(|entry| {
+                let entry = entry.unwrap();
+                let target = std::fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned();
+                // The listing itself.
+                (target != own).then(|| (entry.file_name().to_string_lossy().into_owned(), target))
+            })
+            .collect()
+    }
+}
