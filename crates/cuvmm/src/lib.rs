@@ -1,1 +1,27 @@
-//! Placeholder.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod error;
+
+pub use cuvmm_driver::{CUresult, Call, CudaVersion, Device, Driver, LoadError};
+pub use cuvmm_ipc::{BufferDescriptor, Limits};
+pub use cuvmm_resource::{
+    Chunk, CloseError, GrowError, HandleKind, Options, Outcome, Release, StreamOwner, StreamRef, VirtualMemoryBuffer,
+    VirtualMemoryResource,
+};
+pub use error::Error;
+
+/// The driver table and its typed calls: everything of `cuvmm-driver`.
+pub mod driver {
+    pub use cuvmm_driver::*;
+}
+
+/// Allocations, reservations and mappings: everything of `cuvmm-handles`.
+pub mod handles {
+    pub use cuvmm_handles::*;
+}
+
+/// Sharing between processes: everything of `cuvmm-ipc`.
+pub mod ipc {
+    pub use cuvmm_ipc::*;
+}
