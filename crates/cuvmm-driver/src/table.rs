@@ -235,7 +235,7 @@ impl Resolver {
         // above the driver's own fails. Both mean that the driver has no such entry point.
         let code = match self {
             Self::Current(resolve) => {
-                let mut status = 0;
+                let mut status = CUdriverProcAddressQueryResult::SUCCESS;
                 // SAFETY: the name ends in NUL, and both outputs are ours.
                 unsafe { resolve(name, &raw mut address, symbol.version.0, 0, &raw mut status) }
             }

@@ -12,11 +12,6 @@ use crate::error::Error;
 use crate::raw::Call;
 use crate::sys::*;
 
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which must be given: nobody can wait for a destructor.
-const NO_DESTRUCTOR_SYNC: u32 = 1;
-/// `CU_GRAPH_USER_OBJECT_MOVE`: the caller's references become the graph's.
-const MOVE: u32 = 1;
-
 impl Driver {
     /// `cuGraphCreate`: an empty graph.
     ///
@@ -107,7 +102,7 @@ impl Driver {
         references: u32,
     ) -> Result<CUuserObject, Error> {
         let mut object = CUuserObject::NULL;
-        let flags = NO_DESTRUCTOR_SYNC;
+        let flags = CUuserObject_flags::NO_DESTRUCTOR_SYNC.0;
         // SAFETY: the output is ours; the caller vouches for the destructor.
         let code = unsafe { self.raw().cuUserObjectCreate(&raw mut object, user_data, destroy, references, flags) };
         self.check(Call::cuUserObjectCreate, code)?;
@@ -172,8 +167,9 @@ impl Driver {
     /// [`Error::Unsupported`] before CUDA 11.3; 1 for no references. The references then are still the caller's.
     #[doc(alias = "cuGraphRetainUserObject")]
     pub unsafe fn graph_move_user_object(&self, graph: CUgraph, object: CUuserObject, count: u32) -> Result<(), Error> {
+        let flags = CUuserObjectRetain_flags::MOVE.0;
         // SAFETY: the caller vouches for the graph and owns the references.
-        let code = unsafe { self.raw().cuGraphRetainUserObject(graph, object, count, MOVE) };
+        let code = unsafe { self.raw().cuGraphRetainUserObject(graph, object, count, flags) };
         self.check(Call::cuGraphRetainUserObject, code)
     }
 

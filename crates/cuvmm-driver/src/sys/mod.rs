@@ -104,6 +104,15 @@ number! {
     /// A CUDA version as the driver writes it: 1000 × major + 10 × minor.
     CudaVersion(i32) {}
 
+    /// What cuGetProcAddress says about a symbol besides its address.
+    CUdriverProcAddressQueryResult(u32) {
+        /// It was found.
+        SUCCESS = 0,
+        /// There is no such symbol.
+        SYMBOL_NOT_FOUND = 1,
+        /// It is newer than the version that was asked for.
+        VERSION_NOT_SUFFICIENT = 2,
+    }
     /// How an allocation's memory behaves.
     CUmemAllocationType(u32) {
         /// Pinned: it stays where it was made. The only type that the virtual memory calls accept.
@@ -191,6 +200,16 @@ number! {
         DISABLE_TIMING = 2,
         /// It can be shared; needs DISABLE_TIMING.
         INTERPROCESS = 4,
+    }
+    /// How a user object behaves.
+    CUuserObject_flags(u32) {
+        /// Nobody can wait for its destructor; must be given.
+        NO_DESTRUCTOR_SYNC = 1,
+    }
+    /// Whose references a graph is given.
+    CUuserObjectRetain_flags(u32) {
+        /// The caller's; otherwise the graph gets references of its own.
+        MOVE = 1,
     }
     /// What a pointer points into, for copies.
     CUmemorytype(u32) {

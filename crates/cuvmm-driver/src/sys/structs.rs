@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_void};
 
 use super::{
-    CUdeviceptr, CUmemAccess_flags, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocationType, CUmemorytype,
-    CUresult,
+    CUdeviceptr, CUdriverProcAddressQueryResult, CUmemAccess_flags, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocationType, CUmemorytype, CUresult,
 };
 
 /// A host function: queued on a stream, or the destructor of a user object. It must make no CUDA call.
@@ -170,9 +170,6 @@ pub struct CUDA_MEMCPY3D {
     pub height: usize,
     pub depth: usize,
 }
-
-/// What cuGetProcAddress says about a symbol besides its address.
-pub type CUdriverProcAddressQueryResult = u32;
 
 /// The resolver of CUDA 12.0 and later.
 pub(crate) type GetProcAddress =
