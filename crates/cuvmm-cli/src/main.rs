@@ -1,3 +1,31 @@
-//! Placeholder.
+//! The command `cuvmm`: shows on this machine what elastic GPU memory does.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod demo;
+mod flags;
+mod machine;
+mod pattern;
+mod peer;
+mod report;
+
+use std::process::ExitCode;
+
+use flags::{Cuvmm, CuvmmCmd};
+
+fn main() -> ExitCode {
+    let flags = match Cuvmm::from_env() {
+        Ok(flags) => flags,
+        Err(error) => error.exit(),
+    };
+    let done = match flags.subcommand {
+        CuvmmCmd::Demo(demo) => demo::run(demo.driver.unwrap_or_default()),
+        CuvmmCmd::DemoPeer(peer) => peer::run(peer.driver),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report::failure(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
