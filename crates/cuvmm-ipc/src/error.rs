@@ -2,8 +2,12 @@
 
 use std::io;
 
+use cuvmm_driver::Call;
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUresult, CUuuid};
+
 use crate::descriptor::InvalidMetadata;
-use crate::identity::HostId;
+use crate::file_kind::FileKind;
+use crate::identity::{HostId, Location};
 use crate::wire::{Refusal, WireError};
 
 /// What sharing a buffer failed with.
@@ -73,9 +77,11 @@ pub enum Error {
     },
     /// The kernel could not hand over all the handles that were sent, most often because the process has too many
     /// open files. Those that arrived are closed.
-    #[error("only {received} handles could be taken over, under a limit of {limit} open files")]
+    #[error("only {received} of {announced} handles could be taken over, under a limit of {limit} open files")]
     TruncatedHandles {
-        /// How many were.
+        /// How many were due in all.
+        announced: usize,
+        /// How many were taken over.
         received: usize,
         /// The soft limit of open files.
         limit: u64,
@@ -99,6 +105,93 @@ pub enum Error {
     /// The receiver answered out of turn.
     #[error("the receiver answered out of turn")]
     UnexpectedReply,
+    /// The buffer's memory was not made to be shared.
+    #[error(
+        "memory made for handle kinds {:#x} can't be exported as kind {:#x}: make its resource with the kind, or copy \
+         into a buffer that has it",
+        has.0,
+        wanted.0
+    )]
+    NotExportable {
+        /// The kinds of handle that it was made for.
+        has: CUmemAllocationHandleType,
+        /// The kind that an export needs.
+        wanted: CUmemAllocationHandleType,
+    },
+    /// The buffer has memory of another process in it, which can't be exported from here.
+    #[error(
+        "chunk {chunk} was imported and can't be exported again: forward the descriptor that it came by, or copy into \
+         a buffer of your own"
+    )]
+    Imported {
+        /// The first such chunk.
+        chunk: usize,
+    },
+    /// The resource can't take handles of the descriptor's kind.
+    #[error("the descriptor has handles of kind {:#x}, and the resource is made for kind {:#x}", theirs.0, ours.0)]
+    WrongHandleKind {
+        /// The resource's.
+        ours: CUmemAllocationHandleType,
+        /// The descriptor's.
+        theirs: CUmemAllocationHandleType,
+    },
+    /// The descriptor's memory is not on the resource's device.
+    #[error("the memory is on {theirs}, and the resource is made for device {ours}")]
+    WrongLocation {
+        /// The resource's device.
+        ours: CUuuid,
+        /// Where the descriptor says it is.
+        theirs: Location,
+    },
+    /// A chunk of a size that this memory doesn't come in.
+    #[error("chunk {chunk} of {bytes} bytes is no multiple of the granularity, {granularity}")]
+    ChunkSize {
+        /// Which.
+        chunk: usize,
+        /// Its size.
+        bytes: usize,
+        /// The resource's granularity.
+        granularity: usize,
+    },
+    /// A handle that is no file of the kind that this driver's handles are. The driver was not asked.
+    #[error("handle {chunk} is {found}, and the handles of this driver are {expected}")]
+    WrongFile {
+        /// Which.
+        chunk: usize,
+        /// What it is.
+        found: FileKind,
+        /// What this driver's own handles are.
+        expected: FileKind,
+    },
+    /// The driver says that the imported memory lives elsewhere than the descriptor said.
+    #[error(
+        "the memory of chunk {chunk} is at location {:?} of type {}, and not on device {device}",
+        found.id,
+        found.location_type.0
+    )]
+    OtherMemory {
+        /// Which chunk.
+        chunk: usize,
+        /// What the driver says.
+        found: CUmemLocation,
+        /// The ordinal of the resource's device.
+        device: i32,
+    },
+    /// The imported memory lives on a device that this process does not see.
+    #[error("the memory of chunk {chunk} is on a device that is not visible to this process")]
+    HiddenDevice {
+        /// Which chunk.
+        chunk: usize,
+    },
+    /// The driver refused a call.
+    #[error(transparent)]
+    Driver(#[from] cuvmm_driver::Error),
+    /// An operation on an allocation failed.
+    #[error(transparent)]
+    Handles(#[from] cuvmm_handles::Error),
+    /// The resource could not map the memory.
+    #[error(transparent)]
+    Resource(#[from] cuvmm_resource::Error),
     /// The operating system refused.
     #[error("failed to {operation}")]
     Os {
@@ -110,6 +203,26 @@ pub enum Error {
 }
 
 impl Error {
+    /// The driver call concerned, where there is one.
+    pub fn call(&self) -> Option<Call> {
+        match self {
+            Self::Driver(error) => error.call(),
+            Self::Handles(error) => error.call(),
+            Self::Resource(error) => error.call(),
+            _ => None,
+        }
+    }
+
+    /// The code that the driver answered, where it was asked.
+    pub fn code(&self) -> Option<CUresult> {
+        match self {
+            Self::Driver(error) => error.code(),
+            Self::Handles(error) => error.code(),
+            Self::Resource(error) => error.code(),
+            _ => None,
+        }
+    }
+
     /// Makes an error of a failed call to the operating system.
     pub(crate) fn os<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::Os { operation, source: error.into() }
@@ -123,13 +236,23 @@ impl Error {
             Self::Closed { .. } | Self::Timeout { .. } | Self::Refused { .. } | Self::NotUnixStream => None,
             Self::Abandoned { .. } | Self::UnexpectedReply => None,
             Self::Wire(WireError::Version { .. }) => plain(Refusal::VERSION),
-            Self::Wire(_) | Self::Metadata(_) => plain(Refusal::MALFORMED),
+            Self::Wire(_) | Self::Metadata(_) | Self::ChunkSize { .. } => plain(Refusal::MALFORMED),
             Self::WrongHost { .. } => plain(Refusal::HOST),
             Self::TooManyHandles { .. } => plain(Refusal::TOO_MANY_HANDLES),
             Self::TooManyBytes { .. } => plain(Refusal::TOO_MANY_BYTES),
-            Self::UnexpectedHandles { .. } | Self::HandleCount { .. } => plain(Refusal::HANDLES),
+            Self::UnexpectedHandles { .. } | Self::HandleCount { .. } | Self::WrongFile { .. } => {
+                plain(Refusal::HANDLES)
+            }
+            Self::WrongHandleKind { .. } => plain(Refusal::HANDLE_KIND),
+            Self::WrongLocation { .. } | Self::OtherMemory { .. } | Self::HiddenDevice { .. } => {
+                plain(Refusal::LOCATION)
+            }
             Self::TruncatedHandles { .. } => plain(Refusal::OPEN_FILES),
             Self::Os { source, .. } => Some((Refusal::OTHER, errno(source).unwrap_or(0))),
+            Self::Driver(_) | Self::Handles(_) | Self::Resource(_) => {
+                Some(self.code().map_or((Refusal::OTHER, 0), |code| (Refusal::DRIVER, code.0)))
+            }
+            Self::NotExportable { .. } | Self::Imported { .. } => None,
         }
     }
 }

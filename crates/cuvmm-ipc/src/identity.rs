@@ -8,58 +8,56 @@ use cuvmm_driver::sys::CUuuid;
 
 /// Which buffer a descriptor describes, as its exporter named it.
 ///
-/// Two exports of one buffer have equal ids, though their handles differ; another buffer has another id, also one at
-/// the same address, and also one that a later process exports. So an id, and not a handle, an address or a process
-/// id, is what a cache of imports looks up.
+/// Two exports of one buffer have equal ids, though their handles differ. Another buffer has another id, also one at
+/// the same address, and also one of another process. So an id, and not a handle, an address or a process id, is what
+/// a cache of imports looks up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId {
-    token: [u8; 16],
+    family: [u8; 16],
     generation: u64,
 }
 
 impl BufferId {
-    /// The id of those parts; none for a token of zeros, which means "not told".
-    pub fn new(token: [u8; 16], generation: u64) -> Option<Self> {
-        (token != [0; 16]).then_some(Self { token, generation })
+    /// The id of those parts; none for a family of zeros, which means "not told".
+    pub fn new(family: [u8; 16], generation: u64) -> Option<Self> {
+        (family != [0; 16]).then_some(Self { family, generation })
     }
 
-    /// 128 random bits, the same for all that one process exports.
-    pub fn token(&self) -> [u8; 16] {
-        self.token
+    /// 128 random bits that the buffer shares with those that it was grown from or into, and with no other.
+    pub fn family(&self) -> [u8; 16] {
+        self.family
     }
 
-    /// The number of the buffer among those of that process.
+    /// Which of its family it is: a grown buffer's is higher.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The id of this process's buffer of that number. The random bits are read once a process.
-    pub(crate) fn of_this_process(generation: u64) -> io::Result<Self> {
-        static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
-        let token = match TOKEN.get() {
-            Some(token) => *token,
+    /// The id of this process's buffer of those numbers. Random bits are read once a process.
+    pub(crate) fn of_this_process(family: u64, generation: u64) -> io::Result<Self> {
+        static FIRST: OnceLock<u128> = OnceLock::new();
+        let first = match FIRST.get() {
+            Some(first) => *first,
             None => {
-                let token = random_token()?;
-                *TOKEN.get_or_init(|| token)
+                let first = random_bits()?;
+                *FIRST.get_or_init(|| first)
             }
         };
-        Ok(Self { token, generation })
+        // As random as the first, and different for each number.
+        let family = first.wrapping_add(u128::from(family)).to_le_bytes();
+        Ok(Self { family, generation })
     }
 }
 
-fn random_token() -> io::Result<[u8; 16]> {
-    let mut random = File::open("/dev/urandom")?;
-    let mut token = [0; 16];
-    // Zeros mean "not told": one in 2^128 would do so by chance.
-    while token == [0; 16] {
-        random.read_exact(&mut token)?;
-    }
-    Ok(token)
+fn random_bits() -> io::Result<u128> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u128::from_le_bytes(bytes))
 }
 
 impl std::fmt::Display for BufferId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", Hex(self.token), self.generation)
+        write!(f, "{}/{}", Hex(self.family), self.generation)
     }
 }
 
@@ -169,8 +167,7 @@ mod tests {
         let check = |text: &str, expect: Option<[u8; 16]>| {
             assert_eq!(parse_boot_id(text).map(|id| id.bytes()), expect, "{text:?}");
         };
-        let bytes =
-            [0x1d, 0xde, 0x30, 0x6c, 0xa7, 0xef, 0x49, 0x9a, 0xba, 0x0b, 0x18, 0x1c, 0x00, 0xcd, 0x3a, 0xd5];
+        let bytes = [0x1d, 0xde, 0x30, 0x6c, 0xa7, 0xef, 0x49, 0x9a, 0xba, 0x0b, 0x18, 0x1c, 0x00, 0xcd, 0x3a, 0xd5];
         check("1dde306c-a7ef-499a-ba0b-181c00cd3ad5\n", Some(bytes));
         check("1DDE306CA7EF499ABA0B181C00CD3AD5", Some(bytes));
         check("1dde306c-a7ef-499a-ba0b-181c00cd3ad", None);
@@ -181,14 +178,14 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_one_process_share_their_token_and_differ_by_generation() {
-        let first = BufferId::of_this_process(1).unwrap();
-        let again = BufferId::of_this_process(1).unwrap();
-        let second = BufferId::of_this_process(2).unwrap();
-        assert_eq!(first, again);
-        assert_ne!(first, second);
-        assert_eq!(first.token(), second.token());
-        assert_ne!(first.token(), [0; 16]);
+    fn ids_tell_families_and_generations_apart() {
+        let id = |family, generation| BufferId::of_this_process(family, generation).unwrap();
+        assert_eq!(id(1, 1), id(1, 1));
+        assert_ne!(id(1, 1), id(1, 2));
+        assert_eq!(id(1, 1).family(), id(1, 2).family());
+        assert_ne!(id(1, 1).family(), id(2, 1).family());
+        // The numbers themselves say nothing.
+        assert!(id(1, 1).family().iter().filter(|byte| **byte == 0).count() < 8);
     }
 
     #[test]

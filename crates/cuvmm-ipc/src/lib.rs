@@ -6,11 +6,17 @@ compile_error!("cuvmm supports 64-bit Linux alone");
 
 mod descriptor;
 mod error;
+mod export;
+mod file_kind;
 mod identity;
+mod import;
 mod transport;
 pub mod wire;
 
 pub use descriptor::{BufferDescriptor, InvalidMetadata, Metadata};
 pub use error::Error;
+pub use export::export;
+pub use file_kind::FileKind;
 pub use identity::{BufferId, HostId, Location};
-pub use transport::{Limits, receive, send};
+pub use import::{import, import_from};
+pub use transport::{Limits, receive, receive_buffer, send, send_buffer};

@@ -35,7 +35,7 @@ mod at {
     pub(super) const LOCATION_TYPE: usize = 16;
     pub(super) const LOCATION_ID: usize = 20;
     pub(super) const UUID: usize = 24;
-    pub(super) const TOKEN: usize = 40;
+    pub(super) const FAMILY: usize = 40;
     pub(super) const GENERATION: usize = 56;
     pub(super) const HOST: usize = 64;
     pub(super) const SIZE: usize = 80;
@@ -124,7 +124,7 @@ pub fn encode(metadata: &Metadata) -> Result<Vec<u8>, InvalidMetadata> {
         Some(Location::Device { uuid }) => (CUmemLocationType::DEVICE, 0, uuid.bytes),
         Some(Location::HostNuma { node }) => (CUmemLocationType::HOST_NUMA, node, [0; 16]),
     };
-    let (token, generation) = metadata.id.map_or(([0; 16], 0), |id| (id.token(), id.generation()));
+    let (family, generation) = metadata.id.map_or(([0; 16], 0), |id| (id.family(), id.generation()));
     let mut bytes = Vec::with_capacity(length);
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
@@ -134,7 +134,7 @@ pub fn encode(metadata: &Metadata) -> Result<Vec<u8>, InvalidMetadata> {
     bytes.extend(location_type.0.to_le_bytes());
     bytes.extend(location_id.to_le_bytes());
     bytes.extend(uuid);
-    bytes.extend(token);
+    bytes.extend(family);
     bytes.extend(generation.to_le_bytes());
     bytes.extend(metadata.host.map_or([0; 16], |host| host.bytes()));
     bytes.extend((metadata.size as u64).to_le_bytes());
@@ -201,7 +201,7 @@ impl Preamble {
         if !matches!(location, Some(Location::Device { .. })) {
             zero::<16>(bytes, at::UUID)?;
         }
-        let id = BufferId::new(field(bytes, at::TOKEN), u64::from_le_bytes(field(bytes, at::GENERATION)));
+        let id = BufferId::new(field(bytes, at::FAMILY), u64::from_le_bytes(field(bytes, at::GENERATION)));
         if id.is_none() {
             zero::<8>(bytes, at::GENERATION)?;
         }
@@ -312,7 +312,11 @@ impl Reply {
             [1] => {
                 zero::<4>(bytes, 4)?;
                 let possible = (1..=MAX_HANDLES_PER_MESSAGE).contains(&usize::from(value));
-                if possible { Ok(Self::More { handles: value }) } else { Err(WireError::Handles { found: value.into() }) }
+                if possible {
+                    Ok(Self::More { handles: value })
+                } else {
+                    Err(WireError::Handles { found: value.into() })
+                }
             }
             [2] => {
                 zero::<2>(bytes, 2)?;

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::io::{IoSlice, Read, Write};
+use std::io::{Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -12,15 +12,12 @@ use std::time::{Duration, Instant};
 
 use cuvmm_ipc::wire::{self, Refusal, Reply, WireError};
 use cuvmm_ipc::{BufferDescriptor, Error, HostId, Limits, Metadata, receive, send};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
+use rustix::net::sockopt;
 use support::{OpenFiles, descriptor, inodes, memory_file, memory_files, pair, soon};
 
 /// Sends as a peer of any kind may.
 fn send_raw(socket: &UnixStream, bytes: &[u8], handles: &[BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(handles.is_empty() || control.push(SendAncillaryMessage::ScmRights(handles)));
-    assert_eq!(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap(), bytes.len());
+    support::send_raw(socket, bytes, handles).unwrap();
 }
 
 fn send_files(socket: &UnixStream, said: usize, sent: usize) {
@@ -289,8 +286,7 @@ fn limits_hold_before_anything_is_allocated() {
     let limits = Limits { max_handles: 4, max_bytes: 4 * 4096 };
     let check = |metadata: Metadata, expect: fn(&Error) -> bool, reason| {
         // Only the part of fixed length is there: the limit speaks before the rest is waited for.
-        let (error, heard) =
-            receive_from(&limits, |peer| send_raw(peer, &wire::encode(&metadata).unwrap()[..96], &[]));
+        let (error, heard) = receive_from(&limits, |peer| send_raw(peer, &wire::encode(&metadata).unwrap()[..96], &[]));
         assert!(expect(&error), "{error}");
         assert_eq!(heard, refused(reason));
     };

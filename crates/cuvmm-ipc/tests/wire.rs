@@ -29,7 +29,7 @@ prop_compose! {
         metadata.size = size;
         metadata.handle_kind = CUmemAllocationHandleType(kind);
         metadata.location = location;
-        metadata.id = id.and_then(|(token, generation)| BufferId::new(token, generation));
+        metadata.id = id.and_then(|(family, generation)| BufferId::new(family, generation));
         metadata.host = host.and_then(HostId::new);
         metadata
     }

@@ -125,7 +125,7 @@ impl<'s> Channel<'s> {
             match message {
                 Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
                     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or_default();
-                    return Err(Error::TruncatedHandles { received: handles.len(), limit });
+                    return Err(Error::TruncatedHandles { announced: most, received: handles.len(), limit });
                 }
                 Ok(_) if handles.len() > most => {
                     return Err(Error::UnexpectedHandles { announced: most, received: handles.len() });

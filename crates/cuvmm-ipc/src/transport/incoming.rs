@@ -65,7 +65,13 @@ impl<'s> Incoming<'s> {
         }
         let mut announced = [0; wire::HANDLES_LENGTH];
         let mut handles = Vec::new();
-        self.channel.receive(&mut announced, &mut handles, self.allowed, "receive handles")?;
+        let result = self.channel.receive(&mut announced, &mut handles, self.allowed, "receive handles");
+        result.map_err(|error| match error {
+            Error::TruncatedHandles { received, limit, .. } => {
+                Error::TruncatedHandles { announced: chunks, received: self.received + received, limit }
+            }
+            error => error,
+        })?;
         let announced = wire::decode_handles(&announced)?;
         if announced != handles.len() || announced > self.allowed {
             return Err(Error::UnexpectedHandles { announced: announced.min(self.allowed), received: handles.len() });

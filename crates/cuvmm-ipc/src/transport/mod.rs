@@ -11,8 +11,13 @@ use channel::Channel;
 use incoming::Incoming;
 use outgoing::Outgoing;
 
+use cuvmm_resource::{VirtualMemoryBuffer, VirtualMemoryResource};
+
 use crate::descriptor::BufferDescriptor;
 use crate::error::Error;
+use crate::export::Export;
+use crate::file_kind::FileKind;
+use crate::import;
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
 /// How much a receiver takes from a peer, which may say anything: looked at before anything is allocated for it.
@@ -81,6 +86,73 @@ pub fn receive<S: AsFd>(socket: S, limits: &Limits, deadline: Instant) -> Result
             }
             handles.extend(batch);
         }
+    };
+    receive().inspect_err(|error| incoming::refuse(channel, error))
+}
+
+/// How many handles [`receive_buffer`] has open at once, beyond those that come unasked.
+const OPEN_AT_ONCE: usize = 32;
+
+/// Exports a buffer and sends it, and returns when the receiver has said that it has all.
+///
+/// As [`export`](crate::export()) and [`send`] together, but batch by batch: each handle is closed as soon as it is
+/// sent, so that the largest buffer needs few open files.
+///
+/// # Errors
+/// As [`export`](crate::export()) and [`send`]. The receiver of a buffer that could not be exported whole is told.
+pub fn send_buffer<S: AsFd>(socket: S, buffer: &VirtualMemoryBuffer, deadline: Instant) -> Result<(), Error> {
+    let channel = Channel::new(socket.as_fd(), deadline)?;
+    let export = Export::of(buffer)?;
+    let mut outgoing = Outgoing::begin(channel, &export.metadata()?)?;
+    let mut next = 0;
+    loop {
+        let due = next..next + outgoing.due()?;
+        if due.is_empty() {
+            return outgoing.finish();
+        }
+        next = due.end;
+        let handles = match due.map(|chunk| export.handle(chunk)).collect::<Result<Vec<_>, _>>() {
+            Ok(handles) => handles,
+            Err(error) => {
+                outgoing.abandon();
+                return Err(error);
+            }
+        };
+        outgoing.send(&handles.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    }
+}
+
+/// Receives a descriptor and imports it, chunk by chunk as the handles arrive.
+///
+/// As [`receive`] and [`import`](crate::import()) together, but each handle is closed as soon as its chunk is imported,
+/// so that the largest buffer needs few open files. What is wrong with the descriptor is found before any handle is
+/// received, and the sender is told whether the buffer was *imported*.
+///
+/// # Errors
+/// As [`receive`] and [`import`](crate::import()). Nothing is left behind.
+pub fn receive_buffer<S: AsFd>(
+    socket: S,
+    resource: &VirtualMemoryResource,
+    limits: &Limits,
+    deadline: Instant,
+) -> Result<VirtualMemoryBuffer, Error> {
+    let channel = Channel::new(socket.as_fd(), deadline)?;
+    let receive = || {
+        let mut incoming = Incoming::begin(channel, limits)?;
+        let metadata = incoming.metadata().clone();
+        import::check(resource, &metadata)?;
+        let mut handles = Vec::new().into_iter();
+        let buffer = import::map(resource, &metadata, |chunk, size| {
+            if handles.len() == 0 {
+                let batch = incoming.next(OPEN_AT_ONCE)?;
+                FileKind::check(resource, (chunk..).zip(batch.iter().map(AsFd::as_fd)))?;
+                handles = batch.into_iter();
+            }
+            let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
+            import::import_chunk(resource, chunk, handle.as_fd(), size)
+        })?;
+        incoming.accept();
+        Ok(buffer)
     };
     receive().inspect_err(|error| incoming::refuse(channel, error))
 }

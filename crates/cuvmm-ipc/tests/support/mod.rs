@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each suite uses its part of it")]
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 use cuvmm_ipc::{BufferDescriptor, Metadata};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::fstat;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Long enough for whatever ends by itself.
 pub(crate) fn soon() -> Instant {
@@ -43,6 +46,16 @@ pub(crate) fn descriptor(chunks: usize) -> BufferDescriptor {
 
 pub(crate) fn pair() -> (UnixStream, UnixStream) {
     UnixStream::pair().unwrap()
+}
+
+/// Sends as a peer of any kind may.
+pub(crate) fn send_raw(socket: &UnixStream, bytes: &[u8], handles: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(handles.is_empty() || control.push(SendAncillaryMessage::ScmRights(handles)));
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty())?;
+    assert_eq!(sent, bytes.len());
+    Ok(())
 }
 
 /// Sees that no file stays open. While one lives, no other does: they would count each other's.

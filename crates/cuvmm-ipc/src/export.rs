@@ -1,0 +1,76 @@
+//! [`export`]: a buffer's memory as handles that another process can import.
+
+use std::os::fd::OwnedFd;
+
+use cuvmm_driver::sys::CUmemAllocationHandleType;
+use cuvmm_handles::Mapping;
+use cuvmm_resource::VirtualMemoryBuffer;
+
+use crate::descriptor::{BufferDescriptor, Metadata};
+use crate::error::Error;
+use crate::identity::{BufferId, HostId, Location};
+
+/// Exports a buffer: one handle for each chunk that covers its size, in address order.
+///
+/// The descriptor pins the memory from now on, by itself: the buffer may be closed, and may grow. An empty buffer
+/// gives a descriptor without handles. Each export makes handles of its own, and all of one buffer have the same
+/// [id](BufferDescriptor::id).
+///
+/// # Errors
+/// [`Error::NotExportable`] for a buffer of a resource that was not made for it, [`Error::Imported`] for one with
+/// memory of another process in it, both before any call; what the driver answers. What was exported before a failure
+/// is closed.
+#[doc(alias = "cuMemExportToShareableHandle")]
+pub fn export(buffer: &VirtualMemoryBuffer) -> Result<BufferDescriptor, Error> {
+    let export = Export::of(buffer)?;
+    let handles = (0..export.chunks()).map(|chunk| export.handle(chunk)).collect::<Result<_, _>>()?;
+    BufferDescriptor::new(export.metadata()?, handles)
+}
+
+/// A buffer that can be exported, chunk by chunk.
+pub(crate) struct Export<'b> {
+    buffer: &'b VirtualMemoryBuffer,
+    mappings: Vec<&'b Mapping>,
+}
+
+impl<'b> Export<'b> {
+    /// Refuses what can't be exported. Makes no call.
+    pub(crate) fn of(buffer: &'b VirtualMemoryBuffer) -> Result<Self, Error> {
+        let wanted = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+        let has = buffer.resource().options().kind().as_driver();
+        if !has.contains(wanted) {
+            return Err(Error::NotExportable { has, wanted });
+        }
+        let mappings = buffer.mappings();
+        for (chunk, mapping) in mappings.iter().enumerate() {
+            mapping.allocation().check_exportable(wanted).map_err(|error| match error {
+                cuvmm_handles::Error::Imported => Error::Imported { chunk },
+                cuvmm_handles::Error::NotExportable { has, wanted } => Error::NotExportable { has, wanted },
+                error => error.into(),
+            })?;
+        }
+        Ok(Self { buffer, mappings })
+    }
+
+    pub(crate) fn chunks(&self) -> usize {
+        self.mappings.len()
+    }
+
+    pub(crate) fn metadata(&self) -> Result<Metadata, Error> {
+        let buffer = self.buffer;
+        let id = BufferId::of_this_process(buffer.id(), buffer.generation());
+        Ok(Metadata {
+            location: Some(Location::Device { uuid: buffer.resource().device().uuid()? }),
+            id: Some(id.map_err(Error::os("read random bits"))?),
+            host: HostId::current(),
+            size: buffer.size(),
+            ..Metadata::new(self.mappings.iter().map(|mapping| mapping.size()).collect())
+        })
+    }
+
+    /// Exports one chunk.
+    pub(crate) fn handle(&self, chunk: usize) -> Result<OwnedFd, Error> {
+        let mapping = self.mappings.get(chunk).ok_or(Error::HandleCount { handles: chunk, chunks: self.chunks() })?;
+        Ok(mapping.allocation().export_posix_fd()?)
+    }
+}

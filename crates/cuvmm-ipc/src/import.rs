@@ -1,0 +1,117 @@
+//! [`import`]: a buffer over memory that another process exported.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use cuvmm_driver::sys::CUmemLocation;
+use cuvmm_handles::{Allocation, GranularSize};
+use cuvmm_resource::{VirtualMemoryBuffer, VirtualMemoryResource};
+
+use crate::descriptor::{BufferDescriptor, Metadata};
+use crate::error::Error;
+use crate::file_kind::FileKind;
+use crate::identity::{HostId, Location};
+
+/// What the driver answers as the device of memory whose device this process does not see.
+const HIDDEN_DEVICE: i32 = -2;
+
+/// Imports a descriptor: maps its chunks one behind the other, with the resource's own access and alignment, in a range
+/// that is exactly their sum. Each handle is closed as soon as its chunk is imported; the mapping keeps the memory.
+///
+/// The descriptor is not trusted. Everything that can be is checked before the driver is called: handle kind, host,
+/// device, sizes, and that each handle is a file of the kind that this driver's own handles are (found out once, by
+/// making one). After it, the driver's own word about the memory is compared, and a size that was not true is what the
+/// driver refuses to map.
+///
+/// In the process that exported it, this gives an alias at another address. The buffer can't be exported again.
+///
+/// # Errors
+/// [`Error::WrongHandleKind`], [`Error::WrongHost`], [`Error::WrongLocation`], [`Error::ChunkSize`],
+/// [`Error::WrongFile`] before the memory is asked for; [`Error::OtherMemory`], [`Error::HiddenDevice`]; what the
+/// driver answers. Nothing is left behind, and the handles are closed.
+#[doc(alias = "cuMemImportFromShareableHandle")]
+pub fn import(resource: &VirtualMemoryResource, descriptor: BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
+    check(resource, descriptor.metadata())?;
+    FileKind::check(resource, descriptor.fds().enumerate())?;
+    let (metadata, handles) = descriptor.into_parts();
+    let mut handles = handles.into_iter();
+    map(resource, &metadata, |chunk, size| {
+        let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
+        import_chunk(resource, chunk, handle.as_fd(), size)
+    })
+}
+
+/// As [`import`], from a descriptor that stays: to be imported again, or forwarded.
+///
+/// # Errors
+/// As [`import`]; the handles stay open.
+pub fn import_from(
+    resource: &VirtualMemoryResource,
+    descriptor: &BufferDescriptor,
+) -> Result<VirtualMemoryBuffer, Error> {
+    check(resource, descriptor.metadata())?;
+    FileKind::check(resource, descriptor.fds().enumerate())?;
+    let mut handles = descriptor.fds();
+    map(resource, descriptor.metadata(), |chunk, size| {
+        let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: descriptor.sizes().len() })?;
+        import_chunk(resource, chunk, handle, size)
+    })
+}
+
+/// Refuses metadata that `resource` can't import. The only call is the one that asks for the device's UUID.
+pub(crate) fn check(resource: &VirtualMemoryResource, metadata: &Metadata) -> Result<(), Error> {
+    let ours = resource.options().kind().as_driver();
+    if metadata.handle_kind != ours || !resource.is_ipc_enabled() {
+        return Err(Error::WrongHandleKind { ours, theirs: metadata.handle_kind });
+    }
+    if let Some((ours, theirs)) = HostId::differ(HostId::current(), metadata.host) {
+        return Err(Error::WrongHost { ours, theirs });
+    }
+    metadata.check()?;
+    let granularity = resource.granularity();
+    for (chunk, &bytes) in metadata.sizes.iter().enumerate() {
+        let granularity_bytes = granularity.bytes();
+        granularity.exact(bytes).map_err(|_| Error::ChunkSize { chunk, bytes, granularity: granularity_bytes })?;
+    }
+    if let Some(theirs) = metadata.location {
+        let ours = resource.device().uuid()?;
+        if theirs != (Location::Device { uuid: ours }) {
+            return Err(Error::WrongLocation { ours, theirs });
+        }
+    }
+    Ok(())
+}
+
+/// Maps what `next` imports.
+pub(crate) fn map(
+    resource: &VirtualMemoryResource,
+    metadata: &Metadata,
+    next: impl FnMut(usize, GranularSize) -> Result<Allocation, Error>,
+) -> Result<VirtualMemoryBuffer, Error> {
+    resource.map_chunks(&metadata.sizes, metadata.size, next)
+}
+
+/// Imports one chunk from a handle that is a file of the right kind, and compares what the driver says of it.
+pub(crate) fn import_chunk(
+    resource: &VirtualMemoryResource,
+    chunk: usize,
+    handle: BorrowedFd<'_>,
+    size: GranularSize,
+) -> Result<Allocation, Error> {
+    let driver = resource.device().driver();
+    let allocation = if handle.as_raw_fd() == 0 {
+        // The driver takes 0 for a null pointer. A duplicate has another number.
+        let duplicate = handle.try_clone_to_owned().map_err(Error::os("duplicate a handle"))?;
+        Allocation::import_posix_fd(driver, duplicate.as_fd(), size)?
+    } else {
+        Allocation::import_posix_fd(driver, handle, size)?
+    };
+    let found = allocation.properties()?.location;
+    let device = resource.device().ordinal();
+    if found == CUmemLocation::device(device) {
+        Ok(allocation)
+    } else if found == CUmemLocation::device(HIDDEN_DEVICE) {
+        Err(Error::HiddenDevice { chunk })
+    } else {
+        Err(Error::OtherMemory { chunk, found, device })
+    }
+}

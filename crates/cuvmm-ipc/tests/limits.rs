@@ -1,0 +1,142 @@
+//! Under the limits of a small process: few open files, and few handles on their way. Each test runs itself again in a
+//! process of its own, whose limits it can set.
+
+mod support;
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cuvmm_ipc::wire::Refusal;
+use cuvmm_ipc::{Error, Limits, receive, send};
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::unistd::{Uid, getuid, setresuid};
+use support::{descriptor, inodes, memory_file, pair, soon};
+
+const CHILD: &str = "CUVMM_IPC_LIMITS_CHILD";
+
+/// Runs the test of that name in a process of its own; true inside it.
+fn alone(test: &str) -> bool {
+    if std::env::var_os(CHILD).is_some() {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+    false
+}
+
+fn limit_open_files(limit: u64) {
+    setrlimit(Resource::RLIMIT_NOFILE, limit, limit).unwrap();
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Sends to a receiver that can open `room` files more. Sender and receiver share the limit, as one process.
+fn exchange(chunks: usize, room: usize) -> (Result<(), Error>, Error) {
+    let (ours, theirs) = pair();
+    let sent = descriptor(chunks);
+    let before = open_files();
+    limit_open_files((before + room) as u64);
+    // Numbers below the limit may be free besides.
+    let mut taken: Vec<_> = std::iter::from_fn(|| ours.try_clone().ok()).collect();
+    taken.truncate(taken.len().saturating_sub(room));
+    let (sent, received) = thread::scope(|scope| {
+        let sender = scope.spawn(|| send(&ours, &sent, soon()));
+        let received = receive(theirs, &Limits::default(), soon()).unwrap_err();
+        (sender.join().unwrap(), received)
+    });
+    drop(taken);
+    // The receiver's end is closed, and nothing that arrived stays.
+    assert_eq!(open_files(), before - 1);
+    (sent, received)
+}
+
+#[test]
+fn a_receiver_at_the_limit_of_open_files_closes_what_it_got_and_says_so() {
+    if alone("a_receiver_at_the_limit_of_open_files_closes_what_it_got_and_says_so") {
+        let (sent, received) = exchange(100, 40);
+        let truncated = matches!(received, Error::TruncatedHandles { announced: 100, received: 40, limit: 100.. });
+        assert!(truncated, "{received}");
+        let refused = sent.unwrap_err();
+        assert!(matches!(refused, Error::Refused { reason: Refusal::OPEN_FILES, .. }), "{refused}");
+    }
+}
+
+#[test]
+fn a_receiver_without_room_for_one_handle_says_so() {
+    if alone("a_receiver_without_room_for_one_handle_says_so") {
+        let (sent, received) = exchange(3, 0);
+        assert!(matches!(received, Error::TruncatedHandles { announced: 3, received: 0, .. }), "{received}");
+        assert!(matches!(sent, Err(Error::Refused { reason: Refusal::OPEN_FILES, .. })));
+    }
+}
+
+/// An unprivileged process may have as many handles on their way as it may have open files.
+fn become_unprivileged() {
+    if getuid().is_root() {
+        let nobody = Uid::from_raw(65534);
+        setresuid(nobody, nobody, nobody).unwrap();
+    }
+}
+
+/// Fills sockets that nobody reads with handles, until no more may be on their way.
+fn fill_the_air() -> Vec<(UnixStream, UnixStream)> {
+    let file = memory_file();
+    let mut sockets = Vec::new();
+    loop {
+        let (ours, theirs) = pair();
+        for _ in 0..40 {
+            if let Err(errno) = support::send_raw(&ours, &[0], &[file.as_fd(); 8]) {
+                assert_eq!(errno, rustix::io::Errno::TOOMANYREFS);
+                sockets.push((ours, theirs));
+                return sockets;
+            }
+        }
+        sockets.push((ours, theirs));
+    }
+}
+
+#[test]
+fn a_sender_waits_until_fewer_handles_are_on_their_way() {
+    if alone("a_sender_waits_until_fewer_handles_are_on_their_way") {
+        limit_open_files(200);
+        become_unprivileged();
+        let air = fill_the_air();
+        let (ours, theirs) = pair();
+        let sent = descriptor(5);
+        let since = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(100));
+                drop(air);
+            });
+            scope.spawn(|| send(&ours, &sent, soon()).unwrap());
+            assert_eq!(inodes(&receive(&theirs, &Limits::default(), soon()).unwrap()), inodes(&sent));
+        });
+        assert!(since.elapsed() >= Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_sender_that_waited_in_vain_says_for_what() {
+    if alone("a_sender_that_waited_in_vain_says_for_what") {
+        limit_open_files(200);
+        become_unprivileged();
+        let _air = fill_the_air();
+        let (ours, _theirs) = pair();
+        let error = send(&ours, &descriptor(5), Instant::now() + Duration::from_millis(50)).unwrap_err();
+        let Error::Os { source, .. } = &error else { panic!("{error}") };
+        assert_eq!(source.raw_os_error(), Some(Errno::ETOOMANYREFS as i32));
+    }
+}
