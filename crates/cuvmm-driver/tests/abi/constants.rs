@@ -234,10 +234,10 @@ fn declared(source: &str) -> Vec<String> {
     for line in source.lines().map(str::trim) {
         if let Some((head, _)) = line.split_once("(u32) {") {
             block = head;
-        } else if let Some((name, value)) = line.strip_suffix(',').and_then(|line| line.split_once(" = ")) {
-            if value.parse::<u32>().is_ok() {
-                names.push(if block.is_empty() { name.to_owned() } else { format!("{block}::{name}") });
-            }
+        } else if let Some((name, value)) = line.strip_suffix(',').and_then(|line| line.split_once(" = "))
+            && value.parse::<u32>().is_ok()
+        {
+            names.push(if block.is_empty() { name.to_owned() } else { format!("{block}::{name}") });
         }
     }
     names
