@@ -28,7 +28,7 @@ pub enum LoadError {
         /// What was tried.
         library: PathBuf,
         /// What the loader said.
-        source: libloading::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The library lacks a call that everything else needs.
     #[error("{} has no {symbol} (CUDA {since}): the driver is too old", library.display())]
@@ -189,7 +189,9 @@ impl Table {
         let opened = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) };
         let library = match opened {
             Ok(library) => Box::leak(Box::new(library)),
-            Err(source) => return Err(LoadError::LibraryNotFound { library: path.to_owned(), source }),
+            Err(error) => {
+                return Err(LoadError::LibraryNotFound { library: path.to_owned(), source: Box::new(error) });
+            }
         };
         let resolver = Resolver::of(library);
         // SAFETY: the addresses are those of a libcuda that is never unloaded, asked for by name and version.
