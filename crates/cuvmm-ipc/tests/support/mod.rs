@@ -76,6 +76,10 @@ impl OpenFiles {
         assert_eq!(Self::list(), self.before, "open files");
     }
 
+    pub(crate) fn count() -> usize {
+        Self::list().len()
+    }
+
     fn list() -> BTreeMap<String, String> {
         let own = format!("/proc/{}/fd", std::process::id());
         std::fs::read_dir("/proc/self/fd")

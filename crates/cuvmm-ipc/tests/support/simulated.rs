@@ -1,0 +1,73 @@
+//! Buffers of a simulated device, and patterns in them.
+#![allow(dead_code, reason = "each suite uses its part of it")]
+
+use cuvmm_driver::Driver;
+use cuvmm_resource::{HandleKind, Options, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_sim::{Live, Machine, Simulator};
+
+/// The granularity of the small machine.
+pub(crate) const G: usize = 64 << 10;
+
+/// A simulated machine that is found as it was left.
+pub(crate) struct Bench {
+    pub(crate) simulator: Simulator,
+    pub(crate) driver: Driver,
+}
+
+impl Bench {
+    pub(crate) fn new(machine: Machine) -> Self {
+        let simulator = Simulator::new(machine);
+        let driver = simulator.driver().unwrap();
+        Self { simulator, driver }
+    }
+
+    pub(crate) fn small() -> Self {
+        Self::new(Machine::small())
+    }
+
+    /// A resource of the first device, whose buffers can be shared.
+    pub(crate) fn shareable(&self) -> VirtualMemoryResource {
+        shareable(&self.driver, 0)
+    }
+
+    /// Makes what is asked and found once, so that counts before and after can be compared.
+    pub(crate) fn live(&self) -> Live {
+        self.simulator.live()
+    }
+
+    pub(crate) fn assert_live(&self, expect: &Live) {
+        assert_eq!(self.simulator.live(), *expect);
+        assert_eq!(self.simulator.violations(), []);
+    }
+}
+
+pub(crate) fn shareable(driver: &Driver, ordinal: i32) -> VirtualMemoryResource {
+    let device = driver.device(ordinal).unwrap();
+    VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd)).unwrap()
+}
+
+/// A buffer of so many chunks: allocated, and grown by one, two, three … granularities.
+pub(crate) fn grown(resource: &VirtualMemoryResource, chunks: usize) -> VirtualMemoryBuffer {
+    let granularity = resource.granularity().bytes();
+    let mut buffer = resource.allocate(granularity).unwrap();
+    for chunk in 1..chunks {
+        let size = buffer.size() + granularity * (1 + chunk % 3);
+        buffer = buffer.grow_into(size).unwrap();
+    }
+    assert_eq!(buffer.chunks().len(), chunks);
+    buffer
+}
+
+fn pattern(seed: u8, size: usize) -> Vec<u8> {
+    (0..size).map(|index| (index / 251) as u8 ^ (index as u8).wrapping_mul(seed | 1)).collect()
+}
+
+pub(crate) fn write(buffer: &VirtualMemoryBuffer, seed: u8) {
+    buffer.copy_from_host(0, &pattern(seed, buffer.size())).unwrap();
+}
+
+pub(crate) fn assert_reads(buffer: &VirtualMemoryBuffer, seed: u8) {
+    let mut bytes = vec![0; buffer.size()];
+    buffer.copy_to_host(0, &mut bytes).unwrap();
+    assert!(bytes == pattern(seed, buffer.size()), "the buffer holds something else than pattern {seed}");
+}
