@@ -131,6 +131,10 @@ fn what_can_not_be_given_back_is_counted() -> Result<(), Error> {
     assert!(matches!(&probe, Probe::Refused { call: Call::cuMemRelease, .. }), "{probe:?}");
     assert_eq!(machine.fake.live(), 2, "the one made and the one imported");
     assert_eq!(machine.device.driver().stranded().total(), 2);
+
+    let probe = machine.device.probe(Kind::NONE);
+    assert!(matches!(&probe, Probe::Refused { call: Call::cuMemRelease, .. }), "{probe:?}");
+    assert_eq!(machine.device.driver().stranded().total(), 3);
     Ok(())
 }
 

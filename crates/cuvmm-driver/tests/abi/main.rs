@@ -5,6 +5,7 @@
 mod constants;
 mod layouts;
 mod signatures;
+mod versions;
 
 use std::error::Error;
 
