@@ -1,1 +1,35 @@
-//! Placeholder.
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("cuvmm-sim supports 64-bit Linux alone");
+
+mod access;
+mod capture;
+mod codes;
+mod context;
+mod copy;
+mod create;
+mod device;
+pub mod faults;
+mod live;
+mod machine;
+mod map;
+mod memory;
+mod pointer;
+mod policy;
+mod raw;
+mod reserve;
+mod session;
+mod share;
+mod simulator;
+mod space;
+mod state;
+mod stream;
+mod work;
+
+pub use faults::{Faults, Ledger, When};
+pub use live::{Live, Violation};
+pub use machine::{DeviceModel, Granularity, Hints, Machine, NumaNode};
+pub use policy::Preset;
+pub use simulator::Simulator;

@@ -1,0 +1,358 @@
+//! Stream captures: what they forbid others, what kills them, and the graphs that they end in.
+
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use cuvmm_driver::CUresult;
+use cuvmm_driver::sys::*;
+
+use crate::context;
+use crate::session::{Answer, Session};
+use crate::state::State;
+use crate::stream::Kind;
+use crate::work::Work;
+
+/// A capture that has not ended.
+pub(crate) struct Capture {
+    mode: CUstreamCaptureMode,
+    thread: ThreadId,
+    origin: u64,
+    /// Whether it can still end well.
+    active: bool,
+    graph: u64,
+}
+
+/// A stream's, or an event's, place in a capture.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) capture: u64,
+    /// The nodes that its next node comes after.
+    after: Vec<usize>,
+}
+
+/// A graph.
+#[derive(Default)]
+pub(crate) struct Graph {
+    nodes: Vec<Node>,
+    /// Whether its capture goes on.
+    pub(crate) capturing: bool,
+}
+
+struct Node {
+    work: Work,
+    after: Vec<usize>,
+}
+
+impl Graph {
+    /// Its work, in an order that keeps its dependencies: nodes come after what they were recorded after.
+    pub(crate) fn in_order(&self) -> Arc<[Work]> {
+        self.nodes.iter().map(|node| node.work.clone()).collect()
+    }
+
+    fn leaves(&self) -> impl Iterator<Item = usize> {
+        (0..self.nodes.len()).filter(|index| self.nodes.iter().all(|node| !node.after.contains(index)))
+    }
+}
+
+impl State {
+    /// Ends the hope of a capture.
+    pub(crate) fn invalidate(&mut self, capture: u64) {
+        if let Some(capture) = self.captures.get_mut(&capture) {
+            capture.active = false;
+        }
+    }
+
+    fn is_active(&self, capture: u64) -> bool {
+        self.captures.get(&capture).is_some_and(|capture| capture.active)
+    }
+
+    /// The captures that involve a context's legacy default stream: those on its blocking streams.
+    fn involving_legacy(&self, context: u64) -> Vec<u64> {
+        self.streams
+            .values()
+            .filter(|stream| stream.context == context && stream.blocking)
+            .filter_map(|stream| stream.capture.as_ref())
+            .map(|part| part.capture)
+            .filter(|&capture| self.is_active(capture))
+            .collect()
+    }
+
+    fn invalidate_all(&mut self, captures: &[u64]) {
+        for &capture in captures {
+            self.invalidate(capture);
+        }
+    }
+
+    /// Adds a node behind all that the stream did in its capture.
+    pub(crate) fn record(&mut self, stream: u64, work: Work) {
+        let Some(part) = self.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) else { return };
+        let Some(capture) = self.captures.get(&part.capture) else { return };
+        let Some(graph) = self.graphs.get_mut(&capture.graph) else { return };
+        let after = std::mem::replace(&mut part.after, vec![graph.nodes.len()]);
+        graph.nodes.push(Node { work, after });
+    }
+}
+
+/// The context whose legacy default stream this is.
+fn legacy_of(session: &Session<'_>, stream: u64) -> Option<u64> {
+    session.streams.get(&stream).filter(|stream| stream.kind == Kind::Legacy).map(|stream| stream.context)
+}
+
+/// Refuses, for a stream that is to get work, what a capture forbids; its place in a capture if it has one.
+pub(crate) fn enter(session: &mut Session<'_>, stream: u64) -> Answer<Option<Part>> {
+    if let Some(part) = session.streams.get(&stream).and_then(|stream| stream.capture.clone()) {
+        return if session.is_active(part.capture) {
+            Ok(Some(part))
+        } else {
+            Err(CUresult::STREAM_CAPTURE_INVALIDATED)
+        };
+    }
+    refuse_legacy(session, stream)?;
+    Ok(None)
+}
+
+fn refuse_legacy(session: &mut Session<'_>, stream: u64) -> Answer {
+    let Some(context) = legacy_of(session, stream) else { return Ok(()) };
+    let involved = session.involving_legacy(context);
+    session.invalidate_all(&involved);
+    if involved.is_empty() { Ok(()) } else { Err(CUresult::STREAM_CAPTURE_IMPLICIT) }
+}
+
+/// Refuses a wait, or a query, that a capture forbids; the capture is lost then.
+pub(crate) fn refuse_wait(session: &mut Session<'_>, stream: Option<u64>) -> Answer {
+    if let Some(stream) = stream {
+        let capture = session.streams.get(&stream).and_then(|stream| stream.capture.as_ref()).map(|part| part.capture);
+        if let Some(capture) = capture {
+            let code = match session.is_active(capture) {
+                true => CUresult::STREAM_CAPTURE_UNSUPPORTED,
+                false => CUresult::STREAM_CAPTURE_INVALIDATED,
+            };
+            session.invalidate(capture);
+            return Err(code);
+        }
+        refuse_legacy(session, stream)?;
+    }
+    refuse_unsafe(session)
+}
+
+/// Refuses what a thread may not do while captures go on, by its mode and theirs; they are lost then.
+pub(crate) fn refuse_unsafe(session: &mut Session<'_>) -> Answer {
+    let thread = session.thread;
+    let mode = session.thread(thread).mode;
+    if mode == CUstreamCaptureMode::RELAXED {
+        return Ok(());
+    }
+    let harmed: Vec<u64> = session
+        .captures
+        .iter()
+        .filter(|(_, capture)| capture.active && capture.mode != CUstreamCaptureMode::RELAXED)
+        .filter(|(_, capture)| {
+            let global = mode == CUstreamCaptureMode::GLOBAL && capture.mode == CUstreamCaptureMode::GLOBAL;
+            global || capture.thread == thread
+        })
+        .map(|(&id, _)| id)
+        .collect();
+    session.invalidate_all(&harmed);
+    if harmed.is_empty() { Ok(()) } else { Err(CUresult::STREAM_CAPTURE_UNSUPPORTED) }
+}
+
+/// Refuses to wait for a whole context in which a stream captures, whatever the modes.
+pub(crate) fn refuse_context_wait(session: &mut Session<'_>, context: u64) -> Answer {
+    let captures: Vec<u64> = session
+        .streams
+        .values()
+        .filter(|stream| stream.context == context)
+        .filter_map(|stream| stream.capture.as_ref())
+        .map(|part| part.capture)
+        .filter(|&capture| session.is_active(capture))
+        .collect();
+    session.invalidate_all(&captures);
+    if !captures.is_empty() {
+        return Err(CUresult::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    refuse_unsafe(session)
+}
+
+pub(crate) fn begin(session: &mut Session<'_>, stream: CUstream, mode: CUstreamCaptureMode) -> Answer {
+    let (id, _) = session.working_stream(stream)?;
+    if mode.0 > CUstreamCaptureMode::RELAXED.0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if legacy_of(session, id).is_some() {
+        return Err(CUresult::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    if session.streams.get(&id).is_none_or(|stream| stream.capture.is_some()) {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let (capture, graph) = (session.number(), session.number());
+    let thread = session.thread;
+    session.graphs.insert(graph, Graph { capturing: true, ..Graph::default() });
+    session.captures.insert(capture, Capture { mode, thread, origin: id, active: true, graph });
+    if let Some(stream) = session.streams.get_mut(&id) {
+        stream.capture = Some(Part { capture, after: Vec::new() });
+    }
+    Ok(())
+}
+
+/// Ends a capture. A lost one ends too: with its code, and no graph.
+pub(crate) fn end(session: &mut Session<'_>, stream: CUstream) -> Answer<CUgraph> {
+    let (id, _) = session.working_stream(stream)?;
+    let part = session.streams.get(&id).and_then(|stream| stream.capture.clone()).ok_or(CUresult::ILLEGAL_STATE)?;
+    let capture = session.captures.get(&part.capture).ok_or(CUresult::ILLEGAL_STATE)?;
+    if capture.origin != id {
+        return Err(CUresult::STREAM_CAPTURE_UNMATCHED);
+    }
+    if capture.thread != session.thread && capture.mode != CUstreamCaptureMode::RELAXED {
+        return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
+    }
+    let (active, graph) = (capture.active, capture.graph);
+    session.captures.remove(&part.capture);
+    for stream in session.streams.values_mut() {
+        if stream.capture.as_ref().is_some_and(|other| other.capture == part.capture) {
+            stream.capture = None;
+        }
+    }
+    let joined = session.graphs.get(&graph).is_some_and(|graph| graph.leaves().all(|leaf| part.after.contains(&leaf)));
+    if !active || !joined {
+        session.graphs.remove(&graph);
+        return Err(if active { CUresult::STREAM_CAPTURE_UNJOINED } else { CUresult::STREAM_CAPTURE_INVALIDATED });
+    }
+    if let Some(graph) = session.graphs.get_mut(&graph) {
+        graph.capturing = false;
+    }
+    Ok(CUgraph(std::ptr::without_provenance_mut(graph as usize)))
+}
+
+/// What a stream's capture is: its state, its number, its graph.
+pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<(CUstreamCaptureStatus, u64, CUgraph)> {
+    let id = session.stream(stream)?;
+    if let Some(context) = legacy_of(session, id)
+        && !session.involving_legacy(context).is_empty()
+    {
+        return Err(CUresult::STREAM_CAPTURE_IMPLICIT);
+    }
+    let part = session.streams.get(&id).and_then(|stream| stream.capture.as_ref());
+    match part.and_then(|part| Some((part.capture, session.captures.get(&part.capture)?))) {
+        None => Ok((CUstreamCaptureStatus::NONE, 0, CUgraph::NULL)),
+        Some((number, capture)) => {
+            let status =
+                if capture.active { CUstreamCaptureStatus::ACTIVE } else { CUstreamCaptureStatus::INVALIDATED };
+            Ok((status, number, CUgraph(std::ptr::without_provenance_mut(capture.graph as usize))))
+        }
+    }
+}
+
+pub(crate) fn exchange_mode(session: &mut Session<'_>, mode: CUstreamCaptureMode) -> Answer<CUstreamCaptureMode> {
+    if mode.0 > CUstreamCaptureMode::RELAXED.0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let thread = session.thread;
+    Ok(std::mem::replace(&mut session.thread(thread).mode, mode))
+}
+
+/// Makes a stream wait for an event as far as captures are concerned; whether that was all.
+pub(crate) fn wait_event(session: &mut Session<'_>, stream: u64, event: u64) -> Answer<bool> {
+    let part = enter(session, stream)?;
+    let event = session.events.get(&event).ok_or(CUresult::INVALID_HANDLE)?;
+    let recorded = event.last.is_some();
+    let from = event.captured.clone().filter(|from| session.captures.contains_key(&from.capture));
+    match (part, from) {
+        (None, None) => Ok(false),
+        (Some(_), None) if !recorded => Ok(true),
+        (Some(part), None) => {
+            session.invalidate(part.capture);
+            Err(CUresult::STREAM_CAPTURE_ISOLATION)
+        }
+        (Some(part), Some(from)) if part.capture != from.capture => {
+            session.invalidate_all(&[part.capture, from.capture]);
+            Err(CUresult::STREAM_CAPTURE_MERGE)
+        }
+        (part, Some(from)) => {
+            if !session.is_active(from.capture) {
+                return Err(CUresult::STREAM_CAPTURE_INVALIDATED);
+            }
+            if legacy_of(session, stream).is_some() {
+                session.invalidate(from.capture);
+                return Err(CUresult::STREAM_CAPTURE_IMPLICIT);
+            }
+            let mut after = part.map(|part| part.after).unwrap_or_default();
+            after.extend(from.after);
+            after.sort_unstable();
+            after.dedup();
+            if let Some(stream) = session.streams.get_mut(&stream) {
+                stream.capture = Some(Part { capture: from.capture, after });
+            }
+            Ok(true)
+        }
+    }
+}
+
+pub(crate) fn graph_create(session: &mut Session<'_>, flags: u32) -> Answer<CUgraph> {
+    if flags != 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let id = session.number();
+    session.graphs.insert(id, Graph::default());
+    Ok(CUgraph(std::ptr::without_provenance_mut(id as usize)))
+}
+
+/// The graph that a call names.
+fn named(session: &mut Session<'_>, graph: CUgraph) -> Answer<u64> {
+    let id = graph.0.addr() as u64;
+    match session.graphs.get(&id) {
+        Some(found) if !found.capturing => Ok(id),
+        _ => {
+            session.violation(format!("graph {id:#x} is not alive"));
+            Err(CUresult::INVALID_VALUE)
+        }
+    }
+}
+
+pub(crate) fn graph_destroy(session: &mut Session<'_>, graph: CUgraph) -> Answer {
+    let id = named(session, graph)?;
+    session.graphs.remove(&id);
+    Ok(())
+}
+
+pub(crate) fn instantiate(session: &mut Session<'_>, graph: CUgraph, flags: u64) -> Answer<CUgraphExec> {
+    let id = named(session, graph)?;
+    if flags & !0b1111 != 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let work = session.graphs.get(&id).map(Graph::in_order).ok_or(CUresult::INVALID_VALUE)?;
+    let executable = session.number();
+    session.executables.insert(executable, work);
+    Ok(CUgraphExec(std::ptr::without_provenance_mut(executable as usize)))
+}
+
+/// The executable that a call names.
+fn executable(session: &mut Session<'_>, executable: CUgraphExec) -> Answer<(u64, Arc<[Work]>)> {
+    let id = executable.0.addr() as u64;
+    match session.executables.get(&id) {
+        Some(work) => Ok((id, work.clone())),
+        None => {
+            session.violation(format!("executable graph {id:#x} is not alive"));
+            Err(CUresult::INVALID_VALUE)
+        }
+    }
+}
+
+pub(crate) fn launch(session: &mut Session<'_>, graph: CUgraphExec, stream: CUstream) -> Answer {
+    let (_, work) = executable(session, graph)?;
+    let (stream, _) = session.working_stream(stream)?;
+    context::current(session)?;
+    let spans = work.iter().flat_map(Work::spans).collect();
+    let work = Work::Graph(work);
+    match enter(session, stream)? {
+        Some(_) => session.record(stream, work),
+        None => drop(session.enqueue(stream, work, spans, false)?),
+    }
+    Ok(())
+}
+
+/// Destroys an executable; launches of it that are under way keep what they need.
+pub(crate) fn executable_destroy(session: &mut Session<'_>, graph: CUgraphExec) -> Answer {
+    let (id, _) = executable(session, graph)?;
+    session.executables.remove(&id);
+    Ok(())
+}

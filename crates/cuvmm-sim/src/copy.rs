@@ -1,0 +1,229 @@
+//! Copies, sets, host functions and plain device memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cuvmm_driver::CUresult;
+use cuvmm_driver::sys::*;
+
+use crate::capture;
+use crate::context::{self, device_of};
+use crate::create;
+use crate::map;
+use crate::reserve;
+use crate::session::{Answer, Session};
+use crate::state::{Grantee, Home, Mapping, Reservation};
+use crate::stream::Step;
+use crate::work::{HostCall, HostPointer, Place, Work};
+
+/// A side of a copy as the caller names it: an address in the unified space.
+#[derive(Clone, Copy)]
+pub(crate) struct Side {
+    pub(crate) address: u64,
+    /// The context to see it from; none for the stream's.
+    pub(crate) context: Option<CUcontext>,
+}
+
+impl Side {
+    pub(crate) fn at(address: CUdeviceptr) -> Self {
+        Self { address: address.0, context: None }
+    }
+
+    pub(crate) fn host<T>(pointer: *const T) -> Self {
+        Self { address: pointer.expose_provenance() as u64, context: None }
+    }
+
+    pub(crate) fn of(address: CUdeviceptr, context: CUcontext) -> Self {
+        Self { address: address.0, context: Some(context) }
+    }
+}
+
+fn device_for(session: &Session<'_>, side: Side, context: u64) -> Answer<i32> {
+    match side.context {
+        None => Ok(device_of(session, context)),
+        Some(named) => {
+            let id = named.0.addr() as u64;
+            let alive = session.contexts.get(&id).is_some_and(|context| context.alive);
+            if alive { Ok(device_of(session, id)) } else { Err(CUresult::INVALID_CONTEXT) }
+        }
+    }
+}
+
+/// Where a side is: refused at once if it is device memory that may not be used so.
+fn place(session: &Session<'_>, side: Side, bytes: usize, device: i32, write: bool) -> Answer<Place> {
+    let address = side.address;
+    if session.reservation_at(address).is_some() || session.mapping_at(address).is_some() {
+        return match session.segments(address, bytes, device, write) {
+            Some(_) => Ok(Place::Device { address, device }),
+            None => Err(CUresult::INVALID_VALUE),
+        };
+    }
+    if address == 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    Ok(Place::Host(HostPointer(std::ptr::with_exposed_provenance_mut(address as usize))))
+}
+
+fn copy_work(session: &Session<'_>, context: u64, to: Side, from: Side, bytes: usize) -> Answer<Work> {
+    let (to_device, from_device) = (device_for(session, to, context)?, device_for(session, from, context)?);
+    Ok(Work::Copy {
+        to: place(session, to, bytes, to_device, true)?,
+        from: place(session, from, bytes, from_device, false)?,
+        bytes,
+    })
+}
+
+/// A copy that returns when the host may use its side: at once between devices.
+pub(crate) fn copy(session: &mut Session<'_>, to: Side, from: Side, bytes: usize) -> Answer {
+    let context = context::working(session)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let work = copy_work(session, context, to, from, bytes)?;
+    let stream = session.stream(CUstream::LEGACY)?;
+    capture::refuse_wait(session, Some(stream))?;
+    let spans = work.spans();
+    if spans.len() == 2 {
+        return session.enqueue(stream, work, spans, false).map(|_| ());
+    }
+    let number = session.enqueue(stream, work, spans, true)?;
+    // Whoever waits takes the next turn, be it his own or another waiting thread's.
+    while session.pending.contains_key(&number) {
+        match session.step(stream, true) {
+            Step::Run(turn, work) => {
+                let ready = work.prepare(session, stream);
+                session.unlocked(|| ready.run());
+                session.finish(stream, turn);
+                session.shared.changed.notify_all();
+            }
+            Step::Wait | Step::End => session.wait_once(),
+        }
+    }
+    context::intact(session, context)
+}
+
+/// A copy on a stream. Host memory is taken as pageable: a source is copied before the call returns, and a call
+/// with a host destination returns after the copy.
+pub(crate) fn copy_async(session: &mut Session<'_>, to: Side, from: Side, bytes: usize, stream: CUstream) -> Answer {
+    context::working(session)?;
+    let (stream, context) = session.working_stream(stream)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let work = copy_work(session, context, to, from, bytes)?;
+    let waits = matches!(&work, Work::Copy { to, .. } if to.is_host());
+    if capture::enter(session, stream)?.is_some() {
+        session.record(stream, work);
+        return Ok(());
+    }
+    let work = match work {
+        Work::Copy { to, from, bytes } => Work::Copy { to, from: from.taken(bytes), bytes },
+        other => other,
+    };
+    let spans = work.spans();
+    let number = session.enqueue(stream, work, spans, false)?;
+    if waits {
+        session.wait_for(number);
+        context::intact(session, context)?;
+    }
+    Ok(())
+}
+
+/// A set, on the legacy default stream where none is given. It never waits.
+pub(crate) fn fill(
+    session: &mut Session<'_>,
+    address: CUdeviceptr,
+    element: &[u8],
+    count: usize,
+    stream: Option<CUstream>,
+) -> Answer {
+    context::working(session)?;
+    let (id, context) = session.working_stream(stream.unwrap_or(CUstream::LEGACY))?;
+    let bytes = count.checked_mul(element.len()).ok_or(CUresult::INVALID_VALUE)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let device = device_of(session, context);
+    let aligned = address.0.is_multiple_of(element.len() as u64);
+    if !aligned || session.segments(address.0, bytes, device, true).is_none() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if stream.is_none() {
+        capture::refuse_wait(session, Some(id))?;
+    }
+    submit(session, id, Work::Fill { to: address.0, device, pattern: element.into(), bytes })
+}
+
+/// Queues work on a stream, or records it.
+fn submit(session: &mut Session<'_>, stream: u64, work: Work) -> Answer {
+    match capture::enter(session, stream)? {
+        Some(_) => session.record(stream, work),
+        None => {
+            let spans = work.spans();
+            session.enqueue(stream, work, spans, false)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn launch_host(session: &mut Session<'_>, stream: CUstream, call: HostCall) -> Answer {
+    let (stream, _) = session.working_stream(stream)?;
+    if call.function.is_none() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    submit(session, stream, Work::Host(call))
+}
+
+pub(crate) fn allocate(session: &mut Session<'_>, size: usize) -> Answer<CUdeviceptr> {
+    let context = context::working(session)?;
+    capture::refuse_unsafe(session)?;
+    if size == 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let unit = session.shared.machine.reservation_unit.next_power_of_two().max(4096);
+    let bytes = size.checked_next_multiple_of(unit).ok_or(CUresult::OUT_OF_MEMORY)?;
+    let device = device_of(session, context);
+    let home = Home::Device(device);
+    create::claim(session, home, bytes)?;
+    let properties = CUmemAllocationProp::pinned(CUmemLocation::device(device), CUmemAllocationHandleType::NONE);
+    let memory = Arc::new(create::make(session, bytes, properties, home)?);
+    let range = session.placer.place(bytes as u64, unit as u64).map_err(|_| CUresult::OUT_OF_MEMORY)?;
+    let start = range.start();
+    let memory_id = session.add_physical(memory.clone(), home);
+    if let Some(physical) = session.physical.get_mut(&memory_id) {
+        physical.users = 1;
+    }
+    let access = BTreeMap::from([(Grantee::Device(device), CUmemAccess_flags::READWRITE)]);
+    let buffer_id = session.number();
+    session.reservations.insert(start, Reservation { bytes: bytes as u64, plain: true, range });
+    let mapping =
+        Mapping { bytes: bytes as u64, handle: None, memory_id, memory, access, buffer_id, context: Some(context) };
+    session.mappings.insert(start, mapping);
+    Ok(CUdeviceptr(start))
+}
+
+/// Frees plain memory, after all work of its context.
+pub(crate) fn free(session: &mut Session<'_>, address: CUdeviceptr) -> Answer {
+    context::working(session)?;
+    capture::refuse_unsafe(session)?;
+    if address.0 == 0 {
+        return Ok(());
+    }
+    let plain = |session: &Session<'_>| session.mappings.get(&address.0).and_then(|mapping| mapping.context);
+    let context = plain(session).ok_or(CUresult::INVALID_VALUE)?;
+    session.wait_until(|state| !state.pending.values().any(|pending| pending.context == context));
+    // Another thread may have freed it meanwhile.
+    plain(session).ok_or(CUresult::INVALID_VALUE)?;
+    map::remove(session, address.0);
+    reserve::remove(session, address.0);
+    Ok(())
+}
+
+/// How much is free on the current device, and how much there is.
+pub(crate) fn info(session: &mut Session<'_>) -> Answer<(usize, usize)> {
+    let context = context::working(session)?;
+    let device = device_of(session, context);
+    let total = session.shared.machine.device(device).map_or(0, |device| device.total_memory);
+    let used = session.used_by(Home::Device(device));
+    Ok((total.saturating_sub(used), total))
+}

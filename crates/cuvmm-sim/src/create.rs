@@ -1,0 +1,209 @@
+//! Making physical memory, and handles to it.
+
+use std::sync::Arc;
+
+use cuvmm_driver::CUresult;
+use cuvmm_driver::sys::*;
+use rustix::io::Errno;
+
+use crate::memory::{MOST_BYTES, Memory};
+use crate::session::{Answer, Session};
+use crate::state::{Handle, Home};
+
+const POSIX: u32 = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR.0;
+const WINDOWS: u32 = CUmemAllocationHandleType::WIN32.0 | CUmemAllocationHandleType::WIN32_KMT.0;
+const FABRIC: u32 = CUmemAllocationHandleType::FABRIC.0;
+/// Tile pools, hardware decompression, RDMA over PCIe.
+const USAGES: u16 = 0b111;
+
+pub(crate) fn create(
+    session: &mut Session<'_>,
+    size: usize,
+    properties: CUmemAllocationProp,
+    flags: u64,
+) -> Answer<CUmemGenericAllocationHandle> {
+    if flags != 0 || properties.allocation_type != CUmemAllocationType::PINNED {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let home = home_of(session, &properties)?;
+    check_handle_types(session, properties.requested_handle_types, home)?;
+    check_flags(session, properties.alloc_flags, home)?;
+    let unit = granularity_of(session, &properties, CUmemAllocationGranularity_flags::MINIMUM);
+    if size == 0 || !size.is_multiple_of(unit) {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    claim(session, home, size)?;
+    let mut properties = properties;
+    if session.policy.host_reads_as_numa && properties.location.location_type == CUmemLocationType::HOST {
+        properties.location = CUmemLocation::host_numa(0);
+    }
+    let memory = make(session, size, properties, home)?;
+    let memory_id = session.add_physical(Arc::new(memory), home);
+    Ok(session.add_handle(memory_id, false))
+}
+
+/// Answers 2 where there is not so much memory left.
+pub(crate) fn claim(session: &mut Session<'_>, home: Home, size: usize) -> Answer {
+    let machine = &session.shared.machine;
+    let total = match home {
+        Home::Device(ordinal) => machine.device(ordinal).map_or(0, |device| device.total_memory),
+        Home::Node(node) => machine.node_memory(node).unwrap_or(0),
+        Home::Foreign => usize::MAX,
+    };
+    let fits = session.used_by(home).checked_add(size).is_some_and(|used| used <= total);
+    if fits && size <= MOST_BYTES { Ok(()) } else { Err(CUresult::OUT_OF_MEMORY) }
+}
+
+/// Makes the bytes. Device memory is poisoned; the host's is zero, as the kernel hands it out.
+pub(crate) fn make(session: &Session<'_>, size: usize, properties: CUmemAllocationProp, home: Home) -> Answer<Memory> {
+    let machine = &session.shared.machine;
+    let (mask, uuid) = match home {
+        Home::Device(ordinal) => {
+            (machine.poison.unwrap_or(0), machine.device(ordinal).map(|device| device.uuid).unwrap_or_default())
+        }
+        _ => (0, CUuuid::default()),
+    };
+    let exportable = properties.requested_handle_types.0 & (POSIX | FABRIC) != 0;
+    let made =
+        if exportable { Memory::exportable(size, properties, mask, uuid) } else { Memory::new(size, properties, mask) };
+    made.map_err(|error| match error {
+        Errno::MFILE | Errno::NFILE => CUresult::OPERATING_SYSTEM,
+        _ => CUresult::OUT_OF_MEMORY,
+    })
+}
+
+/// Where memory of these properties is made.
+fn home_of(session: &Session<'_>, properties: &CUmemAllocationProp) -> Answer<Home> {
+    let machine = &session.shared.machine;
+    let id = properties.location.id;
+    match properties.location.location_type {
+        CUmemLocationType::DEVICE => match machine.device(id) {
+            Some(_) => Ok(Home::Device(id)),
+            None => Err(CUresult::INVALID_DEVICE),
+        },
+        CUmemLocationType::HOST => {
+            let attribute = CUdevice_attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+            let refused = machine.driver_version.0 < 13000
+                || properties.requested_handle_types != CUmemAllocationHandleType::NONE;
+            match (refused, session.shared.any_device_has(attribute)) {
+                (true, _) => Err(CUresult::INVALID_VALUE),
+                (false, false) => Err(CUresult::NOT_SUPPORTED),
+                (false, true) => Ok(Home::Node(0)),
+            }
+        }
+        CUmemLocationType::HOST_NUMA if machine.driver_version.0 >= 12020 => match machine.node_memory(id) {
+            Some(_) => Ok(Home::Node(id)),
+            None => Err(CUresult::INVALID_VALUE),
+        },
+        _ => Err(CUresult::INVALID_VALUE),
+    }
+}
+
+fn check_handle_types(session: &Session<'_>, kinds: CUmemAllocationHandleType, home: Home) -> Answer {
+    let has = |attribute| match home {
+        Home::Device(ordinal) => session.shared.device_has(ordinal, attribute),
+        _ => session.shared.any_device_has(attribute),
+    };
+    if kinds.0 & WINDOWS != 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if kinds.0 & !(POSIX | WINDOWS | FABRIC) != 0 && !session.policy.unknown_handle_types {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if kinds.0 & POSIX != 0 && !has(CUdevice_attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
+        return Err(CUresult::NOT_SUPPORTED);
+    }
+    if kinds.0 & FABRIC != 0 {
+        if !has(CUdevice_attribute::HANDLE_TYPE_FABRIC_SUPPORTED) {
+            return Err(CUresult::NOT_SUPPORTED);
+        }
+        if !session.shared.machine.imex {
+            return Err(CUresult::NOT_PERMITTED);
+        }
+    }
+    Ok(())
+}
+
+fn check_flags(session: &Session<'_>, flags: CUmemAllocationPropFlags, home: Home) -> Answer {
+    let has = |attribute| match home {
+        Home::Device(ordinal) => session.shared.device_has(ordinal, attribute),
+        _ => session.shared.any_device_has(attribute),
+    };
+    if flags.compression_type > 1 || flags.usage & !USAGES != 0 || flags.reserved != [0; 4] {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let compresses = flags.compression_type == 0 || has(CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED);
+    let reaches =
+        flags.gpu_direct_rdma_capable == 0 || has(CUdevice_attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+    if compresses && reaches { Ok(()) } else { Err(CUresult::NOT_SUPPORTED) }
+}
+
+fn granularity_of(
+    session: &Session<'_>,
+    properties: &CUmemAllocationProp,
+    option: CUmemAllocationGranularity_flags,
+) -> usize {
+    (session.shared.machine.granularity)(properties, option).max(4096)
+}
+
+pub(crate) fn granularity(
+    session: &Session<'_>,
+    properties: CUmemAllocationProp,
+    option: CUmemAllocationGranularity_flags,
+) -> Answer<usize> {
+    match option {
+        CUmemAllocationGranularity_flags::MINIMUM | CUmemAllocationGranularity_flags::RECOMMENDED => {
+            Ok(granularity_of(session, &properties, option))
+        }
+        _ => Err(CUresult::INVALID_VALUE),
+    }
+}
+
+/// The least granularity of memory that exists.
+pub(crate) fn unit_of(session: &Session<'_>, memory: &Memory) -> u64 {
+    granularity_of(session, &memory.properties, CUmemAllocationGranularity_flags::MINIMUM) as u64
+}
+
+/// A handle that has references left. A dead one is undefined: noted, and refused.
+pub(crate) fn live_handle<'a>(
+    session: &'a mut Session<'_>,
+    handle: CUmemGenericAllocationHandle,
+) -> Answer<&'a mut Handle> {
+    if handle.0 == 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if session.handles.get(&handle.0).is_none_or(|found| found.references == 0) {
+        session.violation(format!("handle {:#x} is not alive", handle.0));
+        return Err(CUresult::INVALID_VALUE);
+    }
+    session.handles.get_mut(&handle.0).ok_or(CUresult::INVALID_VALUE)
+}
+
+pub(crate) fn release(session: &mut Session<'_>, handle: CUmemGenericAllocationHandle) -> Answer {
+    live_handle(session, handle)?.references -= 1;
+    session.settle_handle(handle.0);
+    Ok(())
+}
+
+pub(crate) fn retain(session: &mut Session<'_>, address: u64) -> Answer<CUmemGenericAllocationHandle> {
+    let handle = session.virtual_mapping_at(address).and_then(|(_, mapping)| mapping.handle);
+    let value = handle.ok_or(CUresult::INVALID_VALUE)?;
+    if let Some(handle) = session.handles.get_mut(&value) {
+        handle.references += 1;
+    }
+    Ok(CUmemGenericAllocationHandle(value))
+}
+
+pub(crate) fn properties(
+    session: &mut Session<'_>,
+    handle: CUmemGenericAllocationHandle,
+) -> Answer<CUmemAllocationProp> {
+    let memory_id = live_handle(session, handle)?.memory_id;
+    let imported = session.handles.get(&handle.0).is_some_and(|found| found.imported);
+    let physical = session.physical.get(&memory_id).ok_or(CUresult::INVALID_VALUE)?;
+    let mut properties = physical.memory.properties;
+    if imported {
+        properties.requested_handle_types = CUmemAllocationHandleType::NONE;
+    }
+    Ok(properties)
+}

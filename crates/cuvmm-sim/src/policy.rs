@@ -1,0 +1,45 @@
+//! Every choice between the presets, one field each.
+
+/// Whose answers a simulated driver gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Preset {
+    /// The documented rules, also where a measured driver is lax or crashes. Where both refuse, the measured code.
+    #[default]
+    Strict,
+    /// What a measured driver (580.159.04, CUDA 13.0) answers. Where that crashes: a violation, and 1.
+    Measured,
+}
+
+/// The choices. "Lax" says that a call succeeds which the documentation gives no right to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    /// A map may run past the end of the reservation that it begins in.
+    pub(crate) map_leaves_reservation: bool,
+    /// A handle whose last reference was given back maps as long as a mapping keeps the memory.
+    pub(crate) released_handle_maps: bool,
+    /// An unmap may cover holes.
+    pub(crate) unmap_over_holes: bool,
+    /// An unmap may cover mappings of several reservations.
+    pub(crate) unmap_across_reservations: bool,
+    /// One grant may cover mappings of several reservations.
+    pub(crate) access_across_reservations: bool,
+    /// Handle types that nobody defined are ignored at create.
+    pub(crate) unknown_handle_types: bool,
+    /// Memory made at HOST says that it is at HOST_NUMA 0.
+    pub(crate) host_reads_as_numa: bool,
+}
+
+impl Preset {
+    pub(crate) fn policy(self) -> Policy {
+        let lax = self == Self::Measured;
+        Policy {
+            map_leaves_reservation: lax,
+            released_handle_maps: lax,
+            unmap_over_holes: lax,
+            unmap_across_reservations: lax,
+            access_across_reservations: lax,
+            unknown_handle_types: lax,
+            host_reads_as_numa: lax,
+        }
+    }
+}

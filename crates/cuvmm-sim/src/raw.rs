@@ -1,0 +1,325 @@
+//! The calls, one row each: what C passes, and who does the work.
+//!
+//! # Safety
+//! Every pointer argument is wrapped once, by the promise that the caller makes to every method of the trait.
+//! Success is answered only after the effect took place and every output was written.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_void};
+
+use cuvmm_driver::sys::*;
+use cuvmm_driver::{CUresult, Call, RawDriver};
+
+use crate::copy::Side;
+use crate::session::{Answer, In, Out, Session};
+use crate::simulator::Simulator;
+use crate::work::HostCall;
+use crate::{access, capture, codes, context, copy, create, device, map, pointer, reserve, share, stream};
+
+/// The C type of an argument, by how the call uses it.
+macro_rules! argument {
+    (val $ty:ty) => { $ty };
+    (out $ty:ty) => { *mut $ty };
+    (inp $ty:ty) => { *const $ty };
+}
+
+macro_rules! wrap {
+    (val $arg:ident) => {};
+    (out $arg:ident) => {
+        // SAFETY: the trait's caller promises that it is null or valid for what the call writes.
+        let $arg = unsafe { Out::new($arg) };
+    };
+    (inp $arg:ident) => {
+        // SAFETY: the trait's caller promises that it is null or valid for what the call reads.
+        let $arg = unsafe { In::new($arg) };
+    };
+}
+
+macro_rules! calls {
+    ($($name:ident($($kind:ident $arg:ident: $ty:ty),*) |$session:ident| $work:expr;)*) => {
+        // SAFETY: reserved addresses are mapped, so nobody else's; outputs are written before success is answered;
+        // an effect takes place under the lock, as the manual says of the call.
+        unsafe impl RawDriver for Simulator {
+            fn provides(&self, call: Call) -> bool {
+                self.has(call) && !UNMODELLED.contains(&call)
+            }
+
+            unsafe fn cuDriverGetVersion(&self, version: *mut i32) -> CUresult {
+                // SAFETY: the trait's caller promises that it is null or valid for an `i32`.
+                let version = unsafe { Out::new(version) };
+                code_of(version.give(|| Ok(self.machine().driver_version.0)))
+            }
+
+            unsafe fn cuGetErrorName(&self, error: CUresult, name: *mut *const c_char) -> CUresult {
+                // SAFETY: the trait's caller promises that it is null or valid for a pointer.
+                code_of(words(codes::name_of(error), unsafe { Out::new(name) }))
+            }
+
+            unsafe fn cuGetErrorString(&self, error: CUresult, text: *mut *const c_char) -> CUresult {
+                // SAFETY: the trait's caller promises that it is null or valid for a pointer.
+                code_of(words(codes::text_of(error), unsafe { Out::new(text) }))
+            }
+
+            $(
+                unsafe fn $name(&self, $($arg: argument!($kind $ty)),*) -> CUresult {
+                    $(wrap!($kind $arg);)*
+                    self.answer(Call::$name, |$session: &mut Session<'_>| $work)
+                }
+            )*
+        }
+    };
+}
+
+/// What is not modelled: these answer that they are not supported.
+const UNMODELLED: &[Call] = &[
+    Call::cuGetProcAddress,
+    Call::cuCtxDestroy,
+    Call::cuFlushGPUDirectRDMAWrites,
+    Call::cuMemGetHandleForAddressRange,
+    Call::cuUserObjectCreate,
+    Call::cuUserObjectRetain,
+    Call::cuUserObjectRelease,
+    Call::cuGraphRetainUserObject,
+    Call::cuGraphReleaseUserObject,
+    Call::cuGraphAddMemcpyNode,
+    Call::cuGraphAddMemsetNode,
+    Call::cuGraphAddHostNode,
+    Call::cuModuleLoadData,
+    Call::cuModuleGetFunction,
+    Call::cuModuleUnload,
+    Call::cuLaunchKernel,
+];
+
+fn code_of(answer: Answer) -> CUresult {
+    answer.err().unwrap_or(CUresult::SUCCESS)
+}
+
+/// A code's name or text; NULL and 1 for an unknown code.
+fn words(words: Option<&'static CStr>, out: Out<*const c_char>) -> Answer {
+    out.put(words.map_or(std::ptr::null(), CStr::as_ptr));
+    out.give(|| words.map(CStr::as_ptr).ok_or(CUresult::INVALID_VALUE))
+}
+
+/// Asks for what several outputs take, of which any may be left out.
+fn pair<A, B>(first: Out<A>, second: Out<B>, make: impl FnOnce() -> Answer<(A, B)>) -> Answer {
+    let (one, other) = make()?;
+    first.put(one);
+    second.put(other);
+    Ok(())
+}
+
+calls! {
+    cuInit(val flags: u32) |s| device::init(s, flags);
+    cuDeviceGet(out device: CUdevice, val ordinal: i32) |s| device.give(|| device::get(s, ordinal));
+    cuDeviceGetCount(out count: i32) |s| count.give(|| Ok(device::count(s)));
+    cuDeviceGetName(out name: c_char, val length: i32, val device: CUdevice) |s| {
+        name.text(&device::model(s, device)?.name, length)
+    };
+    cuDeviceGetUuid(out uuid: CUuuid, val device: CUdevice) |s| uuid.give(|| Ok(device::model(s, device)?.uuid));
+    cuDeviceGetAttribute(out value: i32, val attribute: CUdevice_attribute, val device: CUdevice) |s| {
+        value.give(|| device::attribute(s, attribute, device))
+    };
+    cuDeviceTotalMem(out bytes: usize, val device: CUdevice) |s| {
+        bytes.give(|| Ok(device::model(s, device)?.total_memory))
+    };
+    cuDeviceGetPCIBusId(out id: c_char, val length: i32, val device: CUdevice) |s| {
+        id.text(&device::pci_bus_id(s, device)?, length)
+    };
+    cuDeviceCanAccessPeer(out can: i32, val device: CUdevice, val peer: CUdevice) |s| {
+        can.give(|| device::can_access_peer(s, device, peer))
+    };
+    cuDeviceGetP2PAttribute(
+        out value: i32, val attribute: CUdevice_P2PAttribute, val source: CUdevice, val destination: CUdevice
+    ) |s| value.give(|| device::p2p_attribute(s, attribute, source, destination));
+
+    cuDevicePrimaryCtxRetain(out context: CUcontext, val device: CUdevice) |s| {
+        context.give(|| context::primary_retain(s, device))
+    };
+    cuDevicePrimaryCtxRelease(val device: CUdevice) |s| context::primary_release(s, device);
+    cuDevicePrimaryCtxGetState(val device: CUdevice, out flags: u32, out active: i32) |s| {
+        let (_, state) = context::primary_state(s, device)?;
+        flags.give(|| Ok(0))?;
+        active.give(|| Ok(state))
+    };
+    cuDevicePrimaryCtxReset(val device: CUdevice) |s| context::primary_reset(s, device);
+    cuCtxGetCurrent(out context: CUcontext) |s| context.give(|| context::get_current(s));
+    cuCtxSetCurrent(val context: CUcontext) |s| context::set_current(s, context);
+    cuCtxPushCurrent(val context: CUcontext) |s| context::push(s, context);
+    cuCtxPopCurrent(out context: CUcontext) |s| {
+        context.put(context::pop(s)?);
+        Ok(())
+    };
+    cuCtxGetDevice(out device: CUdevice) |s| device.give(|| context::device(s));
+    cuCtxSynchronize() |s| context::synchronize(s);
+    cuCtxEnablePeerAccess(val peer: CUcontext, val flags: u32) |s| context::enable_peer_access(s, peer, flags);
+
+    cuStreamCreate(out stream: CUstream, val flags: CUstream_flags) |s| stream.give(|| stream::create(s, flags));
+    cuStreamDestroy(val stream: CUstream) |s| stream::destroy(s, stream);
+    cuStreamSynchronize(val stream: CUstream) |s| stream::synchronize(s, stream);
+    cuStreamQuery(val stream: CUstream) |s| stream::query(s, stream);
+    cuStreamIsCapturing(val stream: CUstream, out status: CUstreamCaptureStatus) |s| {
+        status.give(|| Ok(capture::info(s, stream)?.0))
+    };
+    cuStreamGetCaptureInfo(
+        val stream: CUstream, out status: CUstreamCaptureStatus, out id: u64, out graph: CUgraph,
+        out dependencies: *const CUgraphNode, out count: usize
+    ) |s| {
+        let (state, number, captured) = capture::info(s, stream)?;
+        status.give(|| Ok(state))?;
+        id.put(number);
+        graph.put(captured);
+        dependencies.put(std::ptr::null());
+        count.put(0);
+        Ok(())
+    };
+    cuStreamBeginCapture(val stream: CUstream, val mode: CUstreamCaptureMode) |s| capture::begin(s, stream, mode);
+    cuStreamEndCapture(val stream: CUstream, out graph: CUgraph) |s| {
+        let ended = capture::end(s, stream);
+        graph.put(ended.unwrap_or_default());
+        ended.map(|_| ())
+    };
+    cuThreadExchangeStreamCaptureMode(out mode: CUstreamCaptureMode) |s| {
+        let asked = mode.before()?;
+        mode.give(|| capture::exchange_mode(s, asked))
+    };
+    cuStreamGetCtx(val stream: CUstream, out context: CUcontext) |s| {
+        context.give(|| context::stream_context(s, stream))
+    };
+    cuStreamGetDevice(val stream: CUstream, out device: CUdevice) |s| device.give(|| stream::device(s, stream));
+    cuStreamWaitEvent(val stream: CUstream, val event: CUevent, val flags: u32) |s| {
+        stream::wait_event(s, stream, event, flags)
+    };
+    cuLaunchHostFunc(val stream: CUstream, val function: CUhostFn, val data: *mut c_void) |s| {
+        copy::launch_host(s, stream, HostCall { function, data })
+    };
+    cuEventCreate(out event: CUevent, val flags: CUevent_flags) |s| event.give(|| stream::event_create(s, flags));
+    cuEventRecord(val event: CUevent, val stream: CUstream) |s| stream::event_record(s, event, stream);
+    cuEventQuery(val event: CUevent) |s| stream::event_query(s, event);
+    cuEventSynchronize(val event: CUevent) |s| stream::event_synchronize(s, event);
+    cuEventDestroy(val event: CUevent) |s| stream::event_destroy(s, event);
+
+    cuMemGetInfo(out free: usize, out total: usize) |s| pair(free, total, || copy::info(s));
+    cuMemAlloc(out address: CUdeviceptr, val size: usize) |s| address.give(|| copy::allocate(s, size));
+    cuMemFree(val address: CUdeviceptr) |s| copy::free(s, address);
+    cuMemcpy(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize) |s| {
+        copy::copy(s, Side::at(to), Side::at(from), bytes)
+    };
+    cuMemcpyAsync(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize, val stream: CUstream) |s| {
+        copy::copy_async(s, Side::at(to), Side::at(from), bytes, stream)
+    };
+    cuMemcpyHtoD(val to: CUdeviceptr, val from: *const c_void, val bytes: usize) |s| {
+        copy::copy(s, Side::at(to), Side::host(from), bytes)
+    };
+    cuMemcpyDtoH(val to: *mut c_void, val from: CUdeviceptr, val bytes: usize) |s| {
+        copy::copy(s, Side::host(to), Side::at(from), bytes)
+    };
+    cuMemcpyDtoD(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize) |s| {
+        copy::copy(s, Side::at(to), Side::at(from), bytes)
+    };
+    cuMemcpyHtoDAsync(val to: CUdeviceptr, val from: *const c_void, val bytes: usize, val stream: CUstream) |s| {
+        copy::copy_async(s, Side::at(to), Side::host(from), bytes, stream)
+    };
+    cuMemcpyDtoHAsync(val to: *mut c_void, val from: CUdeviceptr, val bytes: usize, val stream: CUstream) |s| {
+        copy::copy_async(s, Side::host(to), Side::at(from), bytes, stream)
+    };
+    cuMemcpyDtoDAsync(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize, val stream: CUstream) |s| {
+        copy::copy_async(s, Side::at(to), Side::at(from), bytes, stream)
+    };
+    cuMemcpyPeer(
+        val to: CUdeviceptr, val to_context: CUcontext, val from: CUdeviceptr, val from_context: CUcontext,
+        val bytes: usize
+    ) |s| copy::copy(s, Side::of(to, to_context), Side::of(from, from_context), bytes);
+    cuMemcpyPeerAsync(
+        val to: CUdeviceptr, val to_context: CUcontext, val from: CUdeviceptr, val from_context: CUcontext,
+        val bytes: usize, val stream: CUstream
+    ) |s| copy::copy_async(s, Side::of(to, to_context), Side::of(from, from_context), bytes, stream);
+    cuMemsetD8(val to: CUdeviceptr, val value: u8, val count: usize) |s| copy::fill(s, to, &[value], count, None);
+    cuMemsetD16(val to: CUdeviceptr, val value: u16, val count: usize) |s| {
+        copy::fill(s, to, &value.to_ne_bytes(), count, None)
+    };
+    cuMemsetD32(val to: CUdeviceptr, val value: u32, val count: usize) |s| {
+        copy::fill(s, to, &value.to_ne_bytes(), count, None)
+    };
+    cuMemsetD8Async(val to: CUdeviceptr, val value: u8, val count: usize, val stream: CUstream) |s| {
+        copy::fill(s, to, &[value], count, Some(stream))
+    };
+    cuMemsetD16Async(val to: CUdeviceptr, val value: u16, val count: usize, val stream: CUstream) |s| {
+        copy::fill(s, to, &value.to_ne_bytes(), count, Some(stream))
+    };
+    cuMemsetD32Async(val to: CUdeviceptr, val value: u32, val count: usize, val stream: CUstream) |s| {
+        copy::fill(s, to, &value.to_ne_bytes(), count, Some(stream))
+    };
+    cuMemGetAddressRange(out base: CUdeviceptr, out size: usize, val address: CUdeviceptr) |s| {
+        pair(base, size, || pointer::range(s, address))
+    };
+    cuPointerGetAttribute(out data: c_void, val attribute: CUpointer_attribute, val address: CUdeviceptr) |s| {
+        data.required()?;
+        pointer::attribute(s, attribute, address)?.write(data);
+        Ok(())
+    };
+    cuPointerGetAttributes(
+        val count: u32, out attributes: CUpointer_attribute, out data: *mut c_void, val address: CUdeviceptr
+    ) |s| {
+        let (attributes, data) = (attributes.as_input(), data.as_input());
+        for index in 0..count as usize {
+            let attribute = attributes.nth(index)?;
+            let data = Out::nth(&data, index)?;
+            data.required()?;
+            pointer::attribute_or_zero(s, attribute, address)?.write(data);
+        }
+        Ok(())
+    };
+    cuPointerSetAttribute(inp value: c_void, val attribute: CUpointer_attribute, val address: CUdeviceptr) |s| {
+        value.required()?;
+        pointer::set_attribute(s, attribute, address)
+    };
+
+    cuMemAddressReserve(
+        out address: CUdeviceptr, val size: usize, val alignment: usize, val hint: CUdeviceptr, val flags: u64
+    ) |s| address.give(|| reserve::reserve(s, size, alignment, hint, flags));
+    cuMemAddressFree(val address: CUdeviceptr, val size: usize) |s| reserve::free(s, address, size);
+    cuMemCreate(
+        out handle: CUmemGenericAllocationHandle, val size: usize, inp properties: CUmemAllocationProp, val flags: u64
+    ) |s| handle.give(|| create::create(s, size, properties.read()?, flags));
+    cuMemRelease(val handle: CUmemGenericAllocationHandle) |s| create::release(s, handle);
+    cuMemMap(
+        val address: CUdeviceptr, val size: usize, val offset: usize, val handle: CUmemGenericAllocationHandle,
+        val flags: u64
+    ) |s| map::map(s, address, size, offset, handle, flags);
+    cuMemUnmap(val address: CUdeviceptr, val size: usize) |s| map::unmap(s, address, size);
+    cuMemSetAccess(
+        val address: CUdeviceptr, val size: usize, inp descriptors: CUmemAccessDesc, val count: usize
+    ) |s| access::set(s, address, size, &descriptors.all(count)?);
+    cuMemGetAccess(out flags: u64, inp location: CUmemLocation, val address: CUdeviceptr) |s| {
+        flags.give(|| access::get(s, location.read()?, address))
+    };
+    cuMemExportToShareableHandle(
+        out shareable: c_void, val handle: CUmemGenericAllocationHandle, val kind: CUmemAllocationHandleType,
+        val flags: u64
+    ) |s| shareable.of::<i32>().give(|| share::export(s, handle, kind, flags));
+    cuMemImportFromShareableHandle(
+        out handle: CUmemGenericAllocationHandle, val os_handle: *mut c_void, val kind: CUmemAllocationHandleType
+    ) |s| handle.give(|| share::import(s, os_handle.addr() as u64, kind));
+    cuMemGetAllocationGranularity(
+        out granularity: usize, inp properties: CUmemAllocationProp, val option: CUmemAllocationGranularity_flags
+    ) |s| {
+        if properties.required().is_err() {
+            s.violation("no properties to tell the granularity of, which crashes a real driver");
+        }
+        granularity.give(|| create::granularity(s, properties.read()?, option))
+    };
+    cuMemGetAllocationPropertiesFromHandle(
+        out properties: CUmemAllocationProp, val handle: CUmemGenericAllocationHandle
+    ) |s| properties.give(|| create::properties(s, handle));
+    cuMemRetainAllocationHandle(out handle: CUmemGenericAllocationHandle, val address: *mut c_void) |s| {
+        handle.give(|| create::retain(s, address.addr() as u64))
+    };
+
+    cuGraphCreate(out graph: CUgraph, val flags: u32) |s| graph.give(|| capture::graph_create(s, flags));
+    cuGraphDestroy(val graph: CUgraph) |s| capture::graph_destroy(s, graph);
+    cuGraphInstantiateWithFlags(out executable: CUgraphExec, val graph: CUgraph, val flags: u64) |s| {
+        executable.give(|| capture::instantiate(s, graph, flags))
+    };
+    cuGraphLaunch(val executable: CUgraphExec, val stream: CUstream) |s| capture::launch(s, executable, stream);
+    cuGraphExecDestroy(val executable: CUgraphExec) |s| capture::executable_destroy(s, executable);
+}

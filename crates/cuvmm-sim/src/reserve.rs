@@ -1,0 +1,70 @@
+//! Reserving and freeing addresses.
+
+use cuvmm_driver::CUresult;
+use cuvmm_driver::sys::CUdeviceptr;
+
+use crate::machine::Hints;
+use crate::session::{Answer, Session};
+use crate::space::Range;
+use crate::state::Reservation;
+
+/// The most that one reservation can have.
+const MOST: u64 = 1 << 46;
+
+pub(crate) fn reserve(
+    session: &mut Session<'_>,
+    size: usize,
+    alignment: usize,
+    hint: CUdeviceptr,
+    flags: u64,
+) -> Answer<CUdeviceptr> {
+    let unit = session.shared.machine.reservation_unit.next_power_of_two().max(4096) as u64;
+    let (bytes, asked) = (size as u64, alignment as u64);
+    let alignment = asked.max(unit);
+    let valid = flags == 0
+        && bytes > 0
+        && bytes.is_multiple_of(unit)
+        && (asked == 0 || asked.is_power_of_two())
+        && hint.0.is_multiple_of(alignment);
+    if !valid {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let window = session.shared.machine.address_window.unwrap_or(u64::MAX);
+    if bytes > MOST || session.reserved_bytes.checked_add(bytes).is_none_or(|total| total > window) {
+        return Err(CUresult::OUT_OF_MEMORY);
+    }
+    let range = match (hint.0, session.shared.machine.hints) {
+        (0, _) | (_, Hints::Elsewhere) => session.placer.place(bytes, alignment),
+        (_, Hints::Refused(code)) if !code.is_success() => return Err(code),
+        (hint, _) => match Range::at(hint, bytes) {
+            Err(_) => session.placer.place(bytes, alignment),
+            granted => granted,
+        },
+    };
+    let range = range.map_err(|_| CUresult::OUT_OF_MEMORY)?;
+    let start = range.start();
+    session.reserved_bytes += bytes;
+    session.reservations.insert(start, Reservation { bytes, plain: false, range });
+    Ok(CUdeviceptr(start))
+}
+
+pub(crate) fn free(session: &mut Session<'_>, address: CUdeviceptr, size: usize) -> Answer {
+    let start = address.0;
+    let bytes = size as u64;
+    let exact = session.reservations.get(&start).is_some_and(|found| found.bytes == bytes && !found.plain);
+    if !exact || session.mappings_over(start, start + bytes).next().is_some() {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    remove(session, start);
+    Ok(())
+}
+
+/// Gives a reservation's addresses back to the kernel.
+pub(crate) fn remove(session: &mut Session<'_>, start: u64) {
+    if let Some(Reservation { bytes, plain, range }) = session.reservations.remove(&start) {
+        if !plain {
+            session.reserved_bytes -= bytes;
+        }
+        drop(range);
+    }
+}

@@ -1,0 +1,187 @@
+//! One call in progress: the lock it holds, and the pointers it was given.
+//!
+//! # Safety
+//! The pointers of a call are wrapped where it enters, by its caller's promise; from there on they are only written
+//! and read as what they were declared to be.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, MutexGuard};
+use std::thread::ThreadId;
+
+use cuvmm_driver::{CUresult, Call};
+
+use crate::simulator::Shared;
+use crate::state::State;
+
+/// What a call's work comes to.
+pub(crate) type Answer<T = ()> = Result<T, CUresult>;
+
+/// A call in progress, on the thread that made it.
+pub(crate) struct Session<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) call: Call,
+    pub(crate) thread: ThreadId,
+    state: Option<MutexGuard<'a, State>>,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(shared: &'a Arc<Shared>, call: Call, state: MutexGuard<'a, State>) -> Self {
+        Self { shared, call, thread: std::thread::current().id(), state: Some(state) }
+    }
+
+    /// Notes that something undefined was done.
+    pub(crate) fn violation(&mut self, text: impl Into<String>) {
+        let call = self.call;
+        self.note(call, text.into());
+    }
+
+    /// Lets others in until `done` holds.
+    pub(crate) fn wait_until(&mut self, done: impl Fn(&State) -> bool) {
+        while !done(self) {
+            self.wait_once();
+        }
+    }
+
+    /// Lets others in until something changed.
+    pub(crate) fn wait_once(&mut self) {
+        if let Some(state) = self.state.take() {
+            self.state = Some(self.shared.wait(state));
+        }
+    }
+
+    /// Does `work` without the lock.
+    pub(crate) fn unlocked(&mut self, work: impl FnOnce()) {
+        self.state = None;
+        work();
+        self.state = Some(self.shared.lock());
+    }
+}
+
+impl Deref for Session<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        match &self.state {
+            Some(state) => state,
+            None => unreachable!("a session gives the lock away only while it waits"),
+        }
+    }
+}
+
+impl DerefMut for Session<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        match &mut self.state {
+            Some(state) => state,
+            None => unreachable!("a session gives the lock away only while it waits"),
+        }
+    }
+}
+
+/// Where a call is to write a `T`: null, or valid for that while the call runs.
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// # Safety
+    /// `pointer` is null or valid for writing a `T` as long as this lives.
+    pub(crate) unsafe fn new(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    /// Writes what `make` makes; 1 where there is nowhere to write, before anything is made.
+    pub(crate) fn give(self, make: impl FnOnce() -> Answer<T>) -> Answer {
+        self.required()?;
+        self.put(make()?);
+        Ok(())
+    }
+
+    /// 1 where there is nowhere to write.
+    pub(crate) fn required(&self) -> Answer {
+        if self.0.is_null() { Err(CUresult::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    /// The same pointer, to be read.
+    pub(crate) fn as_input(&self) -> In<T> {
+        In(self.0.cast_const())
+    }
+
+    /// Writes `value` if there is somewhere to write.
+    pub(crate) fn put(&self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: not null, so valid for writes as `new` was promised; C callers may not have aligned it.
+            unsafe { self.0.write_unaligned(value) };
+        }
+    }
+
+    /// Reads what the caller left there.
+    pub(crate) fn before(&self) -> Answer<T>
+    where
+        T: Copy,
+    {
+        self.as_input().read()
+    }
+}
+
+impl Out<c_void> {
+    /// An output that is known to be a `T` by the call's other arguments.
+    pub(crate) fn of<T>(self) -> Out<T> {
+        Out(self.0.cast())
+    }
+
+    /// Where `index` elements on of an array of pointers points to.
+    pub(crate) fn nth(array: &In<*mut c_void>, index: usize) -> Answer<Self> {
+        array.nth(index).map(Self)
+    }
+}
+
+impl Out<std::ffi::c_char> {
+    /// Writes as much of `text` as fits in `length` bytes, with its NUL.
+    pub(crate) fn text(self, text: &str, length: i32) -> Answer {
+        let room = usize::try_from(length).unwrap_or(0);
+        if self.0.is_null() || room == 0 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let bytes = text.bytes().take(room - 1).chain([0]);
+        for (index, byte) in bytes.enumerate() {
+            // SAFETY: the caller has room for `length` bytes, and no more are written.
+            unsafe { self.0.wrapping_add(index).cast::<u8>().write(byte) };
+        }
+        Ok(())
+    }
+}
+
+/// What a call is to read: null, or valid for that while the call runs.
+pub(crate) struct In<T>(*const T);
+
+impl<T> In<T> {
+    /// # Safety
+    /// `pointer` is null or valid for reading as many `T` as the call's other arguments say.
+    pub(crate) unsafe fn new(pointer: *const T) -> Self {
+        Self(pointer)
+    }
+
+    /// 1 for null.
+    pub(crate) fn required(&self) -> Answer {
+        if self.0.is_null() { Err(CUresult::INVALID_VALUE) } else { Ok(()) }
+    }
+}
+
+impl<T: Copy> In<T> {
+    /// The value; 1 for null.
+    pub(crate) fn read(&self) -> Answer<T> {
+        self.nth(0)
+    }
+
+    /// One of several.
+    pub(crate) fn nth(&self, index: usize) -> Answer<T> {
+        self.required()?;
+        // SAFETY: not null, so valid for reads as `new` was promised; C callers may not have aligned it.
+        Ok(unsafe { self.0.wrapping_add(index).read_unaligned() })
+    }
+
+    /// All of `count`.
+    pub(crate) fn all(&self, count: usize) -> Answer<Vec<T>> {
+        (0..count).map(|index| self.nth(index)).collect()
+    }
+}

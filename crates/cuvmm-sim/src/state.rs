@@ -1,0 +1,323 @@
+//! What a simulated driver knows, and the questions that its rules ask of two ordered maps.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use cuvmm_driver::sys::*;
+use cuvmm_driver::{CUresult, Call};
+
+use crate::capture::{Capture, Graph};
+use crate::context::{Context, Primary};
+use crate::live::Violation;
+use crate::memory::{Memory, MemoryFile};
+use crate::policy::Policy;
+use crate::session::Answer;
+use crate::space::{Placer, Range};
+use crate::stream::{Event, Pending, Stream};
+use crate::work::Work;
+
+/// Everything behind the lock.
+pub(crate) struct State {
+    pub(crate) policy: Policy,
+    pub(crate) placer: Placer,
+    pub(crate) reservations: BTreeMap<u64, Reservation>,
+    pub(crate) mappings: BTreeMap<u64, Mapping>,
+    pub(crate) handles: HashMap<u64, Handle>,
+    pub(crate) physical: BTreeMap<u64, Physical>,
+    pub(crate) held: Vec<Held>,
+    pub(crate) used: BTreeMap<Home, usize>,
+    pub(crate) reserved_bytes: u64,
+    pub(crate) primaries: BTreeMap<i32, Primary>,
+    pub(crate) contexts: BTreeMap<u64, Context>,
+    pub(crate) threads: HashMap<ThreadId, Thread>,
+    pub(crate) streams: BTreeMap<u64, Stream>,
+    pub(crate) events: HashMap<u64, Event>,
+    pub(crate) pending: BTreeMap<u64, Pending>,
+    pub(crate) captures: BTreeMap<u64, Capture>,
+    pub(crate) graphs: BTreeMap<u64, Graph>,
+    pub(crate) executables: BTreeMap<u64, Arc<[Work]>>,
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) initialized: bool,
+    pub(crate) shut_down: bool,
+    pub(crate) stopped: bool,
+    next: u64,
+}
+
+/// A range of addresses that somebody reserved.
+pub(crate) struct Reservation {
+    pub(crate) bytes: u64,
+    /// Made by cuMemAlloc, and none of the virtual memory calls' business.
+    pub(crate) plain: bool,
+    pub(crate) range: Range,
+}
+
+/// Memory at an address.
+pub(crate) struct Mapping {
+    pub(crate) bytes: u64,
+    /// The value that it was mapped with; none for cuMemAlloc's.
+    pub(crate) handle: Option<u64>,
+    pub(crate) memory_id: u64,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) access: BTreeMap<Grantee, CUmemAccess_flags>,
+    pub(crate) buffer_id: u64,
+    /// The context that cuMemAlloc was called in.
+    pub(crate) context: Option<u64>,
+}
+
+/// Who can be granted access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Grantee {
+    Device(i32),
+    Host,
+}
+
+/// A handle's value, and what it stands for.
+pub(crate) struct Handle {
+    pub(crate) memory_id: u64,
+    pub(crate) references: usize,
+    pub(crate) mappings: usize,
+    pub(crate) imported: bool,
+}
+
+/// Physical memory that something here refers to.
+pub(crate) struct Physical {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) home: Home,
+    /// Handles and mappings of cuMemAlloc.
+    pub(crate) users: usize,
+    pub(crate) exported: bool,
+}
+
+/// Where memory is, for counting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Home {
+    Device(i32),
+    Node(i32),
+    /// Made by another process, and counted there.
+    Foreign,
+}
+
+/// Memory of ours that nothing here refers to, held by descriptors or by other processes.
+pub(crate) struct Held {
+    pub(crate) file: Arc<MemoryFile>,
+    pub(crate) home: Home,
+    pub(crate) bytes: usize,
+}
+
+/// What belongs to a thread.
+#[derive(Default)]
+pub(crate) struct Thread {
+    /// Its contexts, the current one last.
+    pub(crate) stack: Vec<u64>,
+    pub(crate) mode: CUstreamCaptureMode,
+    /// The stream whose host function it runs.
+    pub(crate) callback: Option<u64>,
+}
+
+/// A piece of memory that an address range leads to.
+pub(crate) struct Segment {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+impl State {
+    pub(crate) fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            placer: Placer::new(),
+            reservations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            handles: HashMap::new(),
+            physical: BTreeMap::new(),
+            held: Vec::new(),
+            used: BTreeMap::new(),
+            reserved_bytes: 0,
+            primaries: BTreeMap::new(),
+            contexts: BTreeMap::new(),
+            threads: HashMap::new(),
+            streams: BTreeMap::new(),
+            events: HashMap::new(),
+            pending: BTreeMap::new(),
+            captures: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            executables: BTreeMap::new(),
+            violations: Vec::new(),
+            calls: Vec::new(),
+            initialized: false,
+            shut_down: false,
+            stopped: false,
+            next: 0x5_0000,
+        }
+    }
+
+    /// A number that nothing has had before; also what handles and opaque values are made of.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next += 0x10;
+        self.next
+    }
+
+    pub(crate) fn note(&mut self, call: Call, text: String) {
+        self.violations.push(Violation { call, text });
+    }
+
+    /// The reservation around an address.
+    pub(crate) fn reservation_at(&self, address: u64) -> Option<(u64, &Reservation)> {
+        let (&start, reservation) = self.reservations.range(..=address).next_back()?;
+        (address - start < reservation.bytes).then_some((start, reservation))
+    }
+
+    /// The reservation around an address that the virtual memory calls may use.
+    pub(crate) fn virtual_reservation_at(&self, address: u64) -> Option<(u64, &Reservation)> {
+        self.reservation_at(address).filter(|(_, reservation)| !reservation.plain)
+    }
+
+    /// The mapping around an address.
+    pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
+        let (&start, mapping) = self.mappings.range(..=address).next_back()?;
+        (address - start < mapping.bytes).then_some((start, mapping))
+    }
+
+    /// The mapping around an address, if a virtual memory call made it.
+    pub(crate) fn virtual_mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
+        self.mapping_at(address).filter(|(_, mapping)| mapping.handle.is_some())
+    }
+
+    /// The mappings that share an address with `start..end`, in order.
+    pub(crate) fn mappings_over(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Mapping)> {
+        let before = self.mapping_at(start).map_or(start, |(from, _)| from);
+        self.mappings.range(before..end.max(before)).map(|(&from, mapping)| (from, mapping))
+    }
+
+    /// The whole virtual mappings that make up `start..end`: none if there is part of one, or of other memory.
+    pub(crate) fn whole_mappings(&self, start: u64, end: u64) -> Option<Vec<u64>> {
+        self.mappings_over(start, end)
+            .map(|(from, mapping)| {
+                let whole = from >= start && from + mapping.bytes <= end && mapping.handle.is_some();
+                whole.then_some(from)
+            })
+            .collect()
+    }
+
+    /// Whether these mappings leave no hole in `start..end`.
+    pub(crate) fn without_hole(&self, starts: &[u64], start: u64, end: u64) -> bool {
+        let mut at = start;
+        for from in starts {
+            match self.mappings.get(from) {
+                Some(mapping) if *from == at => at += mapping.bytes,
+                _ => return false,
+            }
+        }
+        at == end
+    }
+
+    /// Whether `start..end` lies in one virtual reservation.
+    pub(crate) fn in_one_reservation(&self, start: u64, end: u64) -> bool {
+        self.virtual_reservation_at(start).is_some_and(|(from, reservation)| end <= from + reservation.bytes)
+    }
+
+    /// The memory behind an address range, if `device` may use all of it so.
+    pub(crate) fn segments(&self, address: u64, bytes: usize, device: i32, write: bool) -> Option<Vec<Segment>> {
+        let end = address.checked_add(bytes as u64)?;
+        let needed = if write { CUmemAccess_flags::READWRITE } else { CUmemAccess_flags::READ };
+        let mut at = address;
+        let mut segments = Vec::new();
+        while at < end {
+            let (start, mapping) = self.mapping_at(at)?;
+            let granted = mapping.access.get(&Grantee::Device(device)).copied().unwrap_or_default();
+            if granted.0 & needed.0 != needed.0 {
+                return None;
+            }
+            let until = end.min(start + mapping.bytes);
+            segments.push(Segment {
+                memory: mapping.memory.clone(),
+                offset: (at - start) as usize,
+                bytes: (until - at) as usize,
+            });
+            at = until;
+        }
+        Some(segments)
+    }
+
+    /// Counts new physical memory, for as long as it has users.
+    pub(crate) fn add_physical(&mut self, memory: Arc<Memory>, home: Home) -> u64 {
+        let id = self.number();
+        if home != Home::Foreign {
+            *self.used.entry(home).or_default() += memory.bytes();
+        }
+        self.physical.insert(id, Physical { memory, home, users: 0, exported: false });
+        id
+    }
+
+    /// Makes a handle with one reference.
+    pub(crate) fn add_handle(&mut self, memory_id: u64, imported: bool) -> CUmemGenericAllocationHandle {
+        let value = self.number();
+        self.handles.insert(value, Handle { memory_id, references: 1, mappings: 0, imported });
+        if let Some(physical) = self.physical.get_mut(&memory_id) {
+            physical.users += 1;
+        }
+        CUmemGenericAllocationHandle(value)
+    }
+
+    /// Forgets a handle that neither references nor mappings need, and the memory with its last user.
+    pub(crate) fn settle_handle(&mut self, value: u64) {
+        let Some(handle) = self.handles.get(&value) else { return };
+        if handle.references == 0 && handle.mappings == 0 {
+            let memory_id = handle.memory_id;
+            self.handles.remove(&value);
+            self.drop_user(memory_id);
+        }
+    }
+
+    pub(crate) fn drop_user(&mut self, memory_id: u64) {
+        let Some(physical) = self.physical.get_mut(&memory_id) else { return };
+        physical.users = physical.users.saturating_sub(1);
+        if physical.users > 0 {
+            return;
+        }
+        if let Some(Physical { memory, home, exported, .. }) = self.physical.remove(&memory_id) {
+            let bytes = memory.bytes();
+            match memory.file() {
+                Some(file) if exported && home != Home::Foreign && file.is_held() => {
+                    self.held.push(Held { file, home, bytes });
+                }
+                _ => self.give_back(home, bytes),
+            }
+        }
+    }
+
+    fn give_back(&mut self, home: Home, bytes: usize) {
+        if let Some(used) = self.used.get_mut(&home) {
+            *used = used.saturating_sub(bytes);
+            if *used == 0 {
+                self.used.remove(&home);
+            }
+        }
+    }
+
+    /// Looks which memory nobody holds any more, and what is used then.
+    pub(crate) fn used_by(&mut self, home: Home) -> usize {
+        let (held, free): (Vec<_>, Vec<_>) = self.held.drain(..).partition(|held| held.file.is_held());
+        self.held = held;
+        for memory in free {
+            self.give_back(memory.home, memory.bytes);
+        }
+        self.used.get(&home).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn thread(&mut self, id: ThreadId) -> &mut Thread {
+        self.threads.entry(id).or_default()
+    }
+
+    /// Forgets everything, which unmaps and closes it.
+    pub(crate) fn clear(&mut self) {
+        *self = Self { stopped: true, ..Self::new(self.policy) };
+    }
+}
+
+/// The end of a range, if it has one.
+pub(crate) fn end_of(address: CUdeviceptr, bytes: usize) -> Answer<u64> {
+    address.checked_add(bytes).map(|end| end.0).ok_or(CUresult::INVALID_VALUE)
+}

@@ -1,0 +1,409 @@
+//! Streams and events: queues of numbered jobs, and what waits for them.
+//!
+//! Every job has a number that grows with submission. A job starts when the earlier ones of its stream have ended,
+//! and those that its stream's kind or an event makes it wait for; as these all have lower numbers, there is always
+//! one that can start.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cuvmm_driver::CUresult;
+use cuvmm_driver::sys::*;
+
+use crate::capture;
+use crate::context::{self, intact};
+use crate::session::{Answer, Session};
+use crate::simulator::Shared;
+use crate::state::State;
+use crate::work::Work;
+
+/// A stream.
+pub(crate) struct Stream {
+    pub(crate) context: u64,
+    pub(crate) kind: Kind,
+    /// Whether it waits for the legacy default stream, and that for it.
+    pub(crate) blocking: bool,
+    /// Jobs that have not ended, the running one included.
+    pub(crate) queue: VecDeque<Job>,
+    /// Whether the first of them runs.
+    pub(crate) busy: bool,
+    /// Whether a thread works for it.
+    pub(crate) worker: bool,
+    pub(crate) destroyed: bool,
+    /// The number of the job that was submitted last.
+    pub(crate) last: u64,
+    pub(crate) capture: Option<capture::Part>,
+}
+
+/// What a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Made,
+    Legacy,
+    PerThread,
+}
+
+/// Work on a stream.
+pub(crate) struct Job {
+    pub(crate) number: u64,
+    pub(crate) work: Work,
+    /// Done by the thread that submitted it, which waits for its turn.
+    pub(crate) inline: bool,
+}
+
+/// A job that has not ended.
+pub(crate) struct Pending {
+    pub(crate) context: u64,
+    /// The device addresses that it uses.
+    pub(crate) spans: Vec<(u64, u64)>,
+}
+
+/// An event.
+pub(crate) struct Event {
+    pub(crate) context: u64,
+    /// The job that records it.
+    pub(crate) last: Option<u64>,
+    /// The capture that it was recorded in, and where.
+    pub(crate) captured: Option<capture::Part>,
+}
+
+/// What a stream's worker is to do.
+pub(crate) enum Step {
+    Run(u64, Work),
+    Wait,
+    End,
+}
+
+impl State {
+    /// Whether a job that has not ended uses an address of `start..end`.
+    pub(crate) fn is_in_use(&self, start: u64, end: u64) -> bool {
+        self.pending.values().flat_map(|pending| &pending.spans).any(|&(from, until)| from < end && start < until)
+    }
+
+    fn make_stream(&mut self, context: u64, kind: Kind, blocking: bool) -> u64 {
+        let id = self.number();
+        let stream = Stream {
+            context,
+            kind,
+            blocking,
+            queue: VecDeque::new(),
+            busy: false,
+            worker: false,
+            destroyed: false,
+            last: 0,
+            capture: None,
+        };
+        self.streams.insert(id, stream);
+        id
+    }
+
+    /// Whether a stream's first job may start.
+    fn may_start(&self, stream: &Stream, job: &Job) -> bool {
+        if let Work::Wait { number } = job.work
+            && self.pending.contains_key(&number)
+        {
+            return false;
+        }
+        let before = |other: &Stream| other.queue.front().is_some_and(|first| first.number < job.number);
+        let mut others = self.streams.values().filter(|other| other.context == stream.context);
+        match stream.kind {
+            Kind::Legacy => !others.any(|other| other.kind != Kind::Legacy && other.blocking && before(other)),
+            _ if stream.blocking => !others.any(|other| other.kind == Kind::Legacy && before(other)),
+            _ => true,
+        }
+    }
+
+    /// Takes the first job if `inline` says that it is the asking thread's and it may start.
+    pub(crate) fn step(&mut self, id: u64, inline: bool) -> Step {
+        let Some(stream) = self.streams.get(&id) else { return Step::End };
+        match stream.queue.front() {
+            None if stream.destroyed => Step::End,
+            Some(job) if !stream.busy && job.inline == inline && self.may_start(stream, job) => {
+                let (number, work) = (job.number, job.work.clone());
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.busy = true;
+                }
+                Step::Run(number, work)
+            }
+            _ => Step::Wait,
+        }
+    }
+
+    /// Ends the running job.
+    pub(crate) fn finish(&mut self, id: u64, number: u64) {
+        self.pending.remove(&number);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.queue.pop_front();
+            stream.busy = false;
+            if stream.destroyed && stream.queue.is_empty() && !stream.worker {
+                self.streams.remove(&id);
+            }
+        }
+    }
+
+    /// Destroys a stream, which still does the work it has.
+    pub(crate) fn retire_stream(&mut self, id: u64) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.destroyed = true;
+        let part = stream.capture.take();
+        if stream.queue.is_empty() && !stream.worker {
+            self.streams.remove(&id);
+        }
+        if let Some(part) = part {
+            self.invalidate(part.capture);
+        }
+    }
+}
+
+impl Session<'_> {
+    /// The stream that a call names: 0 and the tokens are default streams of the current context.
+    pub(crate) fn stream(&mut self, stream: CUstream) -> Answer<u64> {
+        if !stream.is_default_token() {
+            let id = stream.0.addr() as u64;
+            return match self.streams.get(&id) {
+                Some(found) if !found.destroyed && found.kind == Kind::Made => Ok(id),
+                _ => {
+                    self.violation(format!("stream {id:#x} is not alive"));
+                    Err(CUresult::INVALID_HANDLE)
+                }
+            };
+        }
+        let context = context::current(self)?;
+        let thread = self.thread;
+        let per_thread = stream == CUstream::PER_THREAD;
+        let known = self.contexts.get(&context).and_then(|context| match per_thread {
+            true => context.per_thread.get(&thread).copied(),
+            false => context.legacy,
+        });
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let kind = if per_thread { Kind::PerThread } else { Kind::Legacy };
+        let id = self.make_stream(context, kind, true);
+        if let Some(context) = self.contexts.get_mut(&context) {
+            match kind {
+                Kind::PerThread => drop(context.per_thread.insert(thread, id)),
+                _ => context.legacy = Some(id),
+            }
+        }
+        Ok(id)
+    }
+
+    /// The stream that a call names, and its context if that isn't broken.
+    pub(crate) fn working_stream(&mut self, stream: CUstream) -> Answer<(u64, u64)> {
+        let id = self.stream(stream)?;
+        let context = self.streams.get(&id).ok_or(CUresult::INVALID_HANDLE)?.context;
+        intact(self, context)?;
+        Ok((id, context))
+    }
+
+    /// Queues a job; its number.
+    pub(crate) fn enqueue(&mut self, id: u64, work: Work, spans: Vec<(u64, u64)>, inline: bool) -> Answer<u64> {
+        let number = self.number();
+        let shared = self.shared;
+        let stream = self.streams.get_mut(&id).ok_or(CUresult::INVALID_HANDLE)?;
+        if !inline && !stream.worker {
+            let (shared, id) = (shared.clone(), id);
+            let spawned = std::thread::Builder::new().name("cuvmm-sim stream".into()).spawn(move || serve(&shared, id));
+            spawned.map_err(|_| CUresult::OUT_OF_MEMORY)?;
+            stream.worker = true;
+        }
+        stream.queue.push_back(Job { number, work, inline });
+        stream.last = number;
+        let context = stream.context;
+        self.pending.insert(number, Pending { context, spans });
+        self.shared.changed.notify_all();
+        Ok(number)
+    }
+
+    /// Waits for a job.
+    pub(crate) fn wait_for(&mut self, number: u64) {
+        self.wait_until(|state| !state.pending.contains_key(&number));
+    }
+
+    /// The jobs that a wait for this stream is a wait for.
+    fn awaited(&self, id: u64) -> Vec<u64> {
+        let Some(stream) = self.streams.get(&id) else { return Vec::new() };
+        let legacy = stream.kind == Kind::Legacy;
+        let also = |other: &Stream| legacy && other.context == stream.context && other.blocking;
+        self.streams
+            .iter()
+            .filter(|(other_id, other)| **other_id == id || also(other))
+            .map(|(_, other)| other.last)
+            .collect()
+    }
+
+    /// Refuses what would never end: waiting, in a host function, for the stream that runs it.
+    fn refuse_own_stream(&mut self, awaited: &[u64]) -> Answer {
+        let thread = self.thread;
+        let own = self.thread(thread).callback.and_then(|stream| self.streams.get(&stream));
+        let own = own.and_then(|stream| stream.queue.front()).map(|job| job.number);
+        match own {
+            Some(own) if awaited.iter().any(|&number| number >= own && self.pending.contains_key(&number)) => {
+                self.violation("a host function waits for its own stream, which hangs a real driver");
+                Err(CUresult::NOT_PERMITTED)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Does a stream's work until it is destroyed.
+fn serve(shared: &Arc<Shared>, id: u64) {
+    let mut state = shared.lock();
+    loop {
+        if state.stopped {
+            return;
+        }
+        match state.step(id, false) {
+            Step::Run(number, work) => {
+                let ready = work.prepare(&mut state, id);
+                drop(state);
+                ready.run();
+                state = shared.lock();
+                state.thread(std::thread::current().id()).callback = None;
+                state.finish(id, number);
+                shared.changed.notify_all();
+            }
+            Step::Wait => state = shared.wait(state),
+            Step::End => {
+                state.streams.remove(&id);
+                state.threads.remove(&std::thread::current().id());
+                return;
+            }
+        }
+    }
+}
+
+pub(crate) fn create(session: &mut Session<'_>, flags: CUstream_flags) -> Answer<CUstream> {
+    let context = context::working(session)?;
+    if flags.0 > 1 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let id = session.make_stream(context, Kind::Made, flags == CUstream_flags::DEFAULT);
+    Ok(CUstream(std::ptr::without_provenance_mut(id as usize)))
+}
+
+pub(crate) fn destroy(session: &mut Session<'_>, stream: CUstream) -> Answer {
+    if stream.is_default_token() {
+        return Err(CUresult::INVALID_HANDLE);
+    }
+    let id = session.stream(stream)?;
+    session.retire_stream(id);
+    session.shared.changed.notify_all();
+    Ok(())
+}
+
+pub(crate) fn synchronize(session: &mut Session<'_>, stream: CUstream) -> Answer {
+    let (id, context) = session.working_stream(stream)?;
+    capture::refuse_wait(session, Some(id))?;
+    let awaited = session.awaited(id);
+    session.refuse_own_stream(&awaited)?;
+    session.wait_until(|state| awaited.iter().all(|number| !state.pending.contains_key(number)));
+    intact(session, context)
+}
+
+pub(crate) fn query(session: &mut Session<'_>, stream: CUstream) -> Answer {
+    let (id, _) = session.working_stream(stream)?;
+    capture::refuse_wait(session, Some(id))?;
+    let awaited = session.awaited(id);
+    if awaited.iter().any(|number| session.pending.contains_key(number)) {
+        return Err(CUresult::NOT_READY);
+    }
+    Ok(())
+}
+
+pub(crate) fn device(session: &mut Session<'_>, stream: CUstream) -> Answer<CUdevice> {
+    let (_, context) = session.working_stream(stream)?;
+    Ok(CUdevice(context::device_of(session, context)))
+}
+
+/// The event that a call names.
+fn named(session: &mut Session<'_>, event: CUevent) -> Answer<u64> {
+    let id = event.0.addr() as u64;
+    if !session.events.contains_key(&id) {
+        session.violation(format!("event {id:#x} is not alive"));
+        return Err(CUresult::INVALID_HANDLE);
+    }
+    Ok(id)
+}
+
+pub(crate) fn event_create(session: &mut Session<'_>, flags: CUevent_flags) -> Answer<CUevent> {
+    let context = context::working(session)?;
+    let interprocess = flags.0 & CUevent_flags::INTERPROCESS.0 != 0;
+    if flags.0 > 7 || (interprocess && flags.0 & CUevent_flags::DISABLE_TIMING.0 == 0) {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    let id = session.number();
+    session.events.insert(id, Event { context, last: None, captured: None });
+    Ok(CUevent(std::ptr::without_provenance_mut(id as usize)))
+}
+
+pub(crate) fn event_destroy(session: &mut Session<'_>, event: CUevent) -> Answer {
+    let id = named(session, event)?;
+    session.events.remove(&id);
+    Ok(())
+}
+
+pub(crate) fn event_record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer {
+    let event = named(session, event)?;
+    let (id, context) = session.working_stream(stream)?;
+    if session.events.get(&event).is_some_and(|event| event.context != context) {
+        return Err(CUresult::INVALID_HANDLE);
+    }
+    let captured = capture::enter(session, id)?;
+    let last = match captured {
+        Some(_) => None,
+        None => Some(session.enqueue(id, Work::Mark, Vec::new(), false)?),
+    };
+    if let Some(event) = session.events.get_mut(&event) {
+        (event.last, event.captured) = (last, captured);
+    }
+    Ok(())
+}
+
+/// The job that an event waits for, if it may be asked.
+fn asked(session: &mut Session<'_>, event: CUevent) -> Answer<(u64, Option<u64>)> {
+    let id = named(session, event)?;
+    let Some(event) = session.events.get(&id) else { return Err(CUresult::INVALID_HANDLE) };
+    let (context, last, captured) = (event.context, event.last, event.captured.clone());
+    intact(session, context)?;
+    if let Some(part) = captured {
+        session.invalidate(part.capture);
+        return Err(CUresult::CAPTURED_EVENT);
+    }
+    capture::refuse_wait(session, None)?;
+    Ok((context, last.filter(|number| session.pending.contains_key(number))))
+}
+
+pub(crate) fn event_query(session: &mut Session<'_>, event: CUevent) -> Answer {
+    match asked(session, event)? {
+        (_, Some(_)) => Err(CUresult::NOT_READY),
+        (_, None) => Ok(()),
+    }
+}
+
+pub(crate) fn event_synchronize(session: &mut Session<'_>, event: CUevent) -> Answer {
+    let (context, last) = asked(session, event)?;
+    if let Some(number) = last {
+        session.refuse_own_stream(&[number])?;
+        session.wait_for(number);
+    }
+    intact(session, context)
+}
+
+pub(crate) fn wait_event(session: &mut Session<'_>, stream: CUstream, event: CUevent, flags: u32) -> Answer {
+    let event = named(session, event)?;
+    let (id, _) = session.working_stream(stream)?;
+    if flags != 0 {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if capture::wait_event(session, id, event)? {
+        return Ok(());
+    }
+    let last = session.events.get(&event).and_then(|event| event.last);
+    match last.filter(|number| session.pending.contains_key(number)) {
+        Some(number) => session.enqueue(id, Work::Wait { number }, Vec::new(), false).map(|_| ()),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,143 @@
+//! Reserving and freeing addresses: rules R11 to R22.
+
+use cuvmm_sim::{Hints, Machine};
+
+use crate::common::{Gpu, MIB, UNIT};
+
+#[test]
+fn only_positive_multiples_of_the_unit_are_reserved() {
+    for gpu in Gpu::both() {
+        for size in [0, 4096, 64 << 10, UNIT + 4096, usize::MAX, usize::MAX - 4095] {
+            assert_eq!(gpu.reserve(size, 0, 0), Err(1), "{size:#x}");
+        }
+        assert!(gpu.simulator.live().is_empty());
+    }
+}
+
+#[test]
+fn alignments_are_powers_of_two_and_honoured() {
+    for gpu in Gpu::both() {
+        for alignment in [3, 3 * MIB, 6 * MIB] {
+            assert_eq!(gpu.reserve(UNIT, alignment, 0), Err(1), "{alignment:#x}");
+        }
+        for alignment in [0, 1, 4096, UNIT, 64 * MIB, 1 << 30, 1 << 40] {
+            let address = gpu.reserve(UNIT, alignment, 0).unwrap();
+            assert_eq!(address % alignment.max(UNIT) as u64, 0, "{alignment:#x}");
+            assert_eq!(gpu.free(address, UNIT), 0);
+        }
+    }
+}
+
+#[test]
+fn a_hint_is_granted_exactly_where_it_is_free() {
+    for gpu in Gpu::both() {
+        let mut end = gpu.reserve(UNIT, 0, 0).unwrap();
+        for _ in 0..4 {
+            end += UNIT as u64;
+            assert_eq!(gpu.reserve(UNIT, 0, end), Ok(end));
+        }
+        assert_eq!(gpu.free(end, UNIT), 0);
+        assert_eq!(gpu.reserve(UNIT, 0, end), Ok(end), "a freed address may be had again at once");
+    }
+}
+
+#[test]
+fn an_occupied_hint_gives_another_address() {
+    for gpu in Gpu::both() {
+        let taken = gpu.reserve(4 * UNIT, 0, 0).unwrap();
+        let other = gpu.reserve(UNIT, 0, taken + UNIT as u64).unwrap();
+        assert!(other < taken || other >= taken + 4 * UNIT as u64);
+        let host = vec![0_u8; 8 * UNIT];
+        let inside = (host.as_ptr() as u64).next_multiple_of(UNIT as u64);
+        assert_ne!(gpu.reserve(UNIT, 0, inside), Ok(inside));
+    }
+}
+
+#[test]
+fn a_misaligned_hint_is_refused() {
+    for gpu in Gpu::both() {
+        let free = gpu.reserve(UNIT, 0, 0).unwrap() + UNIT as u64;
+        assert_eq!(gpu.reserve(UNIT, 0, free + (64 << 10)), Err(1));
+        let odd = free.next_multiple_of(64 * MIB as u64) + UNIT as u64;
+        assert_eq!(gpu.reserve(UNIT, 64 * MIB, odd), Err(1));
+    }
+}
+
+#[test]
+fn hints_can_be_ignored_or_refused_by_the_machine() {
+    let gpu = Gpu::new(Machine::h200().hints(Hints::Elsewhere));
+    let next = gpu.reserve(UNIT, 0, 0).unwrap() + UNIT as u64;
+    assert_ne!(gpu.reserve(UNIT, 0, next + UNIT as u64).unwrap(), next + UNIT as u64);
+    let gpu = Gpu::new(Machine::h200().hints(Hints::Refused(cuvmm_driver::CUresult::NOT_SUPPORTED)));
+    let next = gpu.reserve(UNIT, 0, 0).unwrap() + UNIT as u64;
+    assert_eq!(gpu.reserve(UNIT, 0, next), Err(801));
+    assert!(gpu.reserve(UNIT, 0, 0).is_ok(), "without a hint there is nothing to refuse");
+}
+
+#[test]
+fn large_reservations_cost_nothing_and_too_large_ones_answer_2() {
+    for gpu in Gpu::both() {
+        let address = gpu.reserve(1 << 46, 0, 0).unwrap();
+        assert_eq!(gpu.free(address, 1 << 46), 0);
+        for size in [1 << 47, 1 << 60, usize::MAX - (UNIT - 1)] {
+            assert_eq!(gpu.reserve(size, 0, 0), Err(2), "{size:#x}");
+        }
+    }
+}
+
+#[test]
+fn a_window_bounds_what_is_reserved_at_once() {
+    let gpu = Gpu::new(Machine::h200().address_window(4 * UNIT as u64));
+    let first = gpu.reserve(3 * UNIT, 0, 0).unwrap();
+    assert_eq!(gpu.reserve(2 * UNIT, 0, 0), Err(2));
+    assert_eq!(gpu.free(first, 3 * UNIT), 0);
+    assert!(gpu.reserve(4 * UNIT, 0, 0).is_ok());
+}
+
+#[test]
+fn only_the_exact_pair_is_freed_and_once() {
+    for gpu in Gpu::both() {
+        let address = gpu.reserve(2 * UNIT, 0, 0).unwrap();
+        let end = address + 2 * UNIT as u64;
+        assert_eq!(gpu.reserve(UNIT, 0, end), Ok(end));
+        let wrong = [(address, UNIT), (address, 3 * UNIT), (address + UNIT as u64, UNIT), (0, UNIT), (0, 0)];
+        for (address, size) in wrong {
+            assert_eq!(gpu.free(address, size), 1, "{address:#x} {size:#x}");
+        }
+        assert_eq!(gpu.simulator.live().reservations, 2);
+        assert_eq!(gpu.free(address, 2 * UNIT), 0);
+        assert_eq!(gpu.free(address, 2 * UNIT), 1);
+    }
+}
+
+#[test]
+fn nothing_is_freed_while_something_is_mapped_in_it() {
+    for gpu in Gpu::both() {
+        let address = gpu.reserve(2 * UNIT, 0, 0).unwrap();
+        let handle = gpu.create(UNIT).unwrap();
+        assert_eq!(gpu.map(address + UNIT as u64, UNIT, handle), 0);
+        assert_eq!(gpu.free(address, 2 * UNIT), 1);
+        assert_eq!(gpu.release(handle), 0);
+        assert_eq!(gpu.free(address, 2 * UNIT), 1, "released, but still mapped");
+        assert_eq!(gpu.unmap(address + UNIT as u64, UNIT), 0);
+        assert_eq!(gpu.free(address, 2 * UNIT), 0);
+        assert!(gpu.simulator.live().is_empty());
+    }
+}
+
+#[test]
+fn reservations_of_several_simulators_never_overlap() {
+    let gpus: Vec<Gpu> = (0..8).map(|_| Gpu::new(Machine::small())).collect();
+    let mut starts: Vec<u64> = gpus.iter().flat_map(|gpu| (0..64).map(|_| gpu.reserve(UNIT, 0, 0).unwrap())).collect();
+    starts.sort_unstable();
+    assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= UNIT as u64));
+}
+
+#[test]
+fn a_dropped_simulator_gives_its_addresses_back() {
+    let gpu = Gpu::strict();
+    let address = gpu.reserve(UNIT, 0, 0).unwrap();
+    drop(gpu);
+    let gpu = Gpu::strict();
+    assert_eq!(gpu.reserve(UNIT, 0, address), Ok(address));
+}
