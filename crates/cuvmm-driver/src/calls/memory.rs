@@ -171,7 +171,7 @@ impl Driver {
     /// mapping. Safe: it only asks.
     ///
     /// # Errors
-    /// 500 where there is no memory.
+    /// 500 where there is no memory, 201 without a current context.
     #[doc(alias = "cuMemGetAddressRange")]
     pub fn mem_get_address_range(&self, address: CUdeviceptr) -> Result<(CUdeviceptr, usize), Error> {
         let mut base = CUdeviceptr::default();
@@ -186,7 +186,8 @@ impl Driver {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an attribute that [`CUpointer_attribute`] doesn't name, since its answer may
-    /// be wider than a number; 1 where there is no memory, or where the driver is older than the attribute.
+    /// be wider than a number; 1 where there is no memory, or where the driver is older than the attribute; 201
+    /// without a current context.
     #[doc(alias = "cuPointerGetAttribute")]
     pub fn pointer_get_attribute(&self, attribute: CUpointer_attribute, address: CUdeviceptr) -> Result<u64, Error> {
         let call = Call::cuPointerGetAttribute;
