@@ -1,1 +1,51 @@
-//! Placeholder.
+//! What the suites that cross the layers of cuvmm stand on: backends, second processes, patterns.
+//!
+//! A suite is written once, as functions of a [`Backend`], and included once for each backend by [`suite!`].
+#![deny(unsafe_code)]
+// This crate is part of tests: what it did not expect is to stop the test that it happened in.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod backend;
+mod peer;
+mod work;
+
+pub use backend::{Backend, Kind};
+pub use peer::Peer;
+pub use work::{Gate, pattern};
+
+/// Includes tests, functions of a `&Backend`, once for each backend: in `strict` and `measured`, which are the
+/// simulator, and in `gpu`, whose tests `cargo test` leaves out and `cargo xtask gpu-test` runs.
+#[macro_export]
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        $crate::suite!(@backend strict Strict: $($name)*);
+        $crate::suite!(@backend measured Measured: $($name)*);
+        $crate::suite!(@gpu gpu Gpu "needs a GPU: cargo xtask gpu-test": $($name)*);
+    };
+    (two gpus: $($name:ident),* $(,)?) => {
+        $crate::suite!(@backend strict_x2 StrictPair: $($name)*);
+        $crate::suite!(@backend measured_x2 MeasuredPair: $($name)*);
+        $crate::suite!(@gpu gpu_x2 GpuPair "needs two GPUs: cargo xtask gpu-test": $($name)*);
+    };
+    (@backend $module:ident $kind:ident: $($name:ident)*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $name() {
+                    $crate::Backend::run($crate::Kind::$kind, concat!(stringify!($module), "::", stringify!($name)), super::$name);
+                }
+            )*
+        }
+    };
+    (@gpu $module:ident $kind:ident $reason:literal: $($name:ident)*) => {
+        mod $module {
+            $(
+                #[test]
+                #[ignore = $reason]
+                fn $name() {
+                    $crate::Backend::run($crate::Kind::$kind, concat!(stringify!($module), "::", stringify!($name)), super::$name);
+                }
+            )*
+        }
+    };
+}

@@ -23,7 +23,7 @@ pub(crate) fn run(choice: Choice) -> Result<()> {
     let descriptor = ipc::receive(&socket, &Limits::default(), deadline)
         .map_err(Error::from)
         .context("failed to receive a buffer (the demo starts this process with a socket as standard input)")?;
-    let mut table = Table::quiet();
+    let mut table = Table::resume();
     let buffer = ipc::import(&resource, descriptor).map_err(Error::from).context("failed to import the buffer")?;
     table.buffer("  other process: import", table.elapsed(), &buffer)?;
 
@@ -35,6 +35,7 @@ pub(crate) fn run(choice: Choice) -> Result<()> {
     pattern::write(&buffer, SECOND, 0)?;
     table.plain("  other process: write", table.elapsed())?;
     buffer.close().map_err(Error::from)?;
+    drop(resource);
     match chosen.left_behind() {
         None => Ok(()),
         Some(left) => bail!("the second process left behind: {left}"),

@@ -13,12 +13,15 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn begin() -> anyhow::Result<Self> {
-        line(&format!("{:<34} {:<9} {:>15} {:>6} {:>9} {:>10}", "step", "outcome", "address", "chunks", "MiB", "time"))?;
+        line(&format!(
+            "{:<34} {:<9} {:>15} {:>6} {:>9} {:>10}",
+            "step", "outcome", "address", "chunks", "MiB", "time"
+        ))?;
         Ok(Self { started: Instant::now() })
     }
 
     /// A table that goes on under the head of another.
-    pub(crate) fn quiet() -> Self {
+    pub(crate) fn resume() -> Self {
         Self { started: Instant::now() }
     }
 
@@ -86,7 +89,9 @@ fn advice(error: &Error) -> Option<&'static str> {
             return Some("update NVIDIA's driver: CUDA 11.0 (branch 450) is the least");
         }
         Error::Driver(cuvmm::driver::Error::NoSuchDevice { .. }) => {
-            return Some("the driver shows no GPU to this process: look at CUDA_VISIBLE_DEVICES, or use `--driver sim`");
+            return Some(
+                "the driver shows no GPU to this process: look at CUDA_VISIBLE_DEVICES, or use `--driver sim`",
+            );
         }
         _ => {}
     }
