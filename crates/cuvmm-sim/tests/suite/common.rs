@@ -200,8 +200,58 @@ impl Gpu {
     /// Holds a stream up until the gate is opened or dropped.
     pub(crate) fn hold(&self, stream: CUstream) -> Gate {
         let (gate, held) = std::sync::mpsc::channel::<()>();
-        assert_eq!(self.host(stream, move || drop(held.recv())), 0);
+        assert_eq!(self.host(stream, move || _ = held.recv()), 0);
         Gate(gate)
+    }
+
+    pub(crate) fn properties(&self, handle: u64) -> Result<CUmemAllocationProp, u32> {
+        let mut properties = CUmemAllocationProp::default();
+        let handle = CUmemGenericAllocationHandle(handle);
+        let code = unsafe { self.raw().cuMemGetAllocationPropertiesFromHandle(&raw mut properties, handle) };
+        ok(code, properties)
+    }
+
+    pub(crate) fn granularity(&self, properties: &CUmemAllocationProp, option: u32) -> Result<usize, u32> {
+        let mut granularity = 0;
+        let option = CUmemAllocationGranularity_flags(option);
+        let code = unsafe { self.raw().cuMemGetAllocationGranularity(&raw mut granularity, properties, option) };
+        ok(code, granularity)
+    }
+
+    /// How much is free, and how much there is.
+    pub(crate) fn memory(&self) -> (usize, usize) {
+        let (mut free, mut total) = (0, 0);
+        assert_eq!(unsafe { self.raw().cuMemGetInfo(&raw mut free, &raw mut total) }.0, 0);
+        (free, total)
+    }
+
+    pub(crate) fn current(&self) -> Result<u64, u32> {
+        let mut context = CUcontext::NULL;
+        let code = unsafe { self.raw().cuCtxGetCurrent(&raw mut context) };
+        ok(code, context.0.addr() as u64)
+    }
+
+    pub(crate) fn set_current(&self, context: CUcontext) -> u32 {
+        unsafe { self.raw().cuCtxSetCurrent(context) }.0
+    }
+
+    pub(crate) fn is_active(&self, device: i32) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        let device = CUdevice(device);
+        assert_eq!(unsafe { self.raw().cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }.0, 0);
+        active != 0
+    }
+
+    pub(crate) fn attribute(&self, address: u64, attribute: CUpointer_attribute) -> Result<u64, u32> {
+        let mut data = 0_u64;
+        let code = unsafe { self.raw().cuPointerGetAttribute((&raw mut data).cast(), attribute, CUdeviceptr(address)) };
+        ok(code, data)
+    }
+
+    pub(crate) fn range_of(&self, address: u64) -> Result<(u64, usize), u32> {
+        let (mut base, mut size) = (CUdeviceptr(0), 0);
+        let code = unsafe { self.raw().cuMemGetAddressRange(&raw mut base, &raw mut size, CUdeviceptr(address)) };
+        ok(code, (base.0, size))
     }
 
     /// What is undefined happened, as text.

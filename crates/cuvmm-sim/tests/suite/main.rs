@@ -1,6 +1,10 @@
 //! What must hold of a simulated driver, by subject. Rules are asked of both presets where their answers agree.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests: each block makes calls of one kind")]
 
+mod access;
 mod common;
+mod create;
+mod map;
 mod reserve;
