@@ -11,6 +11,15 @@ use crate::identity::{BufferId, HostId, Location};
 ///
 /// It is a claim until [`check`](Self::check) or [`BufferDescriptor::new`] looked at it, and, where a peer made it,
 /// even then: what it says of the memory itself is compared when it is imported.
+///
+/// ```
+/// use cuvmm_ipc::{InvalidMetadata, Metadata};
+///
+/// let mut metadata = Metadata::new(vec![2 << 20, 4 << 20]);
+/// assert_eq!(metadata.size, 6 << 20);
+/// metadata.size = 7 << 20;
+/// assert_eq!(metadata.check(), Err(InvalidMetadata::Size { size: 7 << 20, sum: 6 << 20 }));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metadata {
@@ -99,6 +108,23 @@ pub enum InvalidMetadata {
 /// It owns its handles, and so **pins the physical memory while it lives**, in every process that holds one, also
 /// after the buffer it was exported from is closed and its process has ended. Dropping it closes the handles. What
 /// was imported from it stays.
+///
+/// [`export`](crate::export()) makes one, and so does a transport of one's own:
+///
+/// ```
+/// use std::os::fd::OwnedFd;
+///
+/// use cuvmm_ipc::{BufferDescriptor, Metadata};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let handles: Vec<OwnedFd> = vec![std::fs::File::open("/dev/null")?.into()];
+/// // Handles that came by whatever way, and what was told with them.
+/// let descriptor = BufferDescriptor::new(Metadata::new(vec![2 << 20]), handles)?;
+/// assert_eq!(descriptor.size(), 2 << 20);
+/// assert_eq!(descriptor.device_uuid(), None, "not told, and so not compared");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct BufferDescriptor {
     /// Checked, and with as many sizes as there are handles.

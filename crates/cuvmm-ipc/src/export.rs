@@ -16,6 +16,20 @@ use crate::identity::{BufferId, HostId, Location};
 /// gives a descriptor without handles. Each export makes handles of its own, and all of one buffer have the same
 /// [id](BufferDescriptor::id).
 ///
+/// ```
+/// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+/// let buffer = resource.allocate(2 << 20)?.grow(6 << 20)?;
+/// let descriptor = cuvmm_ipc::export(&buffer)?;
+/// assert_eq!(descriptor.sizes(), [2 << 20, 4 << 20]);
+/// assert_eq!(descriptor.id(), cuvmm_ipc::export(&buffer)?.id());
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// [`Error::NotExportable`] for a buffer of a resource that was not made for it, [`Error::Imported`] for one with
 /// memory of another process in it, both before any call; what the driver answers. What was exported before a failure

@@ -11,6 +11,12 @@ use cuvmm_driver::sys::CUuuid;
 /// Two exports of one buffer have equal ids, though their handles differ. Another buffer has another id, also one at
 /// the same address, and also one of another process. So an id, and not a handle, an address or a process id, is what
 /// a cache of imports looks up.
+///
+/// ```
+/// let id = cuvmm_ipc::BufferId::new([0xab; 16], 3).ok_or("a family of zeros")?;
+/// assert_eq!(id.to_string(), "abababababababababababababababab/3");
+/// # Ok::<(), &str>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId {
     family: [u8; 16],
@@ -70,6 +76,13 @@ impl std::fmt::Debug for BufferId {
 /// Which host, and which boot of it: handles of another one name nothing here.
 ///
 /// It is the kernel's boot id, which all containers of a host share.
+///
+/// ```
+/// use cuvmm_ipc::HostId;
+///
+/// assert_eq!(HostId::current(), HostId::current());
+/// assert_ne!(HostId::current(), HostId::new([1; 16]));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId([u8; 16]);
 
@@ -125,6 +138,11 @@ impl std::fmt::Debug for HostId {
 }
 
 /// Where a buffer's memory lives, in words that mean the same in every process of a host.
+///
+/// ```
+/// let location = cuvmm_ipc::Location::HostNuma { node: 1 };
+/// assert_eq!(location.to_string(), "host memory of NUMA node 1");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Location {

@@ -24,6 +24,21 @@ const HIDDEN_DEVICE: i32 = -2;
 ///
 /// In the process that exported it, this gives an alias at another address. The buffer can't be exported again.
 ///
+/// ```
+/// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+/// let buffer = resource.allocate(2 << 20)?;
+/// let alias = cuvmm_ipc::import(&resource, cuvmm_ipc::export(&buffer)?)?;
+/// assert_eq!(alias.size(), buffer.size());
+/// assert_ne!(alias.address(), buffer.address());
+/// assert!(cuvmm_ipc::export(&alias).is_err());
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// [`Error::WrongHandleKind`], [`Error::WrongHost`], [`Error::WrongLocation`], [`Error::ChunkSize`],
 /// [`Error::WrongFile`] before the memory is asked for; [`Error::OtherMemory`], [`Error::HiddenDevice`]; what the
@@ -41,6 +56,21 @@ pub fn import(resource: &VirtualMemoryResource, descriptor: BufferDescriptor) ->
 }
 
 /// As [`import`], from a descriptor that stays: to be imported again, or forwarded.
+///
+/// ```
+/// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+/// let descriptor = cuvmm_ipc::export(&resource.allocate(2 << 20)?)?;
+/// // The buffer is gone. The descriptor keeps its memory, for as many imports as one likes.
+/// let one = cuvmm_ipc::import_from(&resource, &descriptor)?;
+/// let two = cuvmm_ipc::import_from(&resource, &descriptor)?;
+/// assert_ne!(one.address(), two.address());
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`import`]; the handles stay open.

@@ -114,6 +114,16 @@ pub enum WireError {
 
 /// The header of those metadata.
 ///
+/// ```
+/// use cuvmm_ipc::{Metadata, wire};
+///
+/// let metadata = Metadata::new(vec![2 << 20, 4 << 20]);
+/// let header = wire::encode(&metadata)?;
+/// assert_eq!(header.len(), 96 + 2 * 8);
+/// assert_eq!(wire::decode(&header), Ok(metadata));
+/// # Ok::<(), cuvmm_ipc::InvalidMetadata>(())
+/// ```
+///
 /// # Errors
 /// [`InvalidMetadata`]: what does not fit together is not sent.
 pub fn encode(metadata: &Metadata) -> Result<Vec<u8>, InvalidMetadata> {
@@ -148,6 +158,12 @@ pub fn encode(metadata: &Metadata) -> Result<Vec<u8>, InvalidMetadata> {
 
 /// The metadata of a whole header.
 ///
+/// ```
+/// use cuvmm_ipc::wire::{self, WireError};
+///
+/// assert_eq!(wire::decode(b"CUVM"), Err(WireError::Length { found: 4, expected: 96 }));
+/// ```
+///
 /// # Errors
 /// [`WireError`] for whatever is not exactly one header.
 pub fn decode(bytes: &[u8]) -> Result<Metadata, WireError> {
@@ -158,6 +174,17 @@ pub fn decode(bytes: &[u8]) -> Result<Metadata, WireError> {
 }
 
 /// The part of a header that has the same length in every message, read before anything is allocated for the rest.
+///
+/// ```
+/// use cuvmm_ipc::wire::{self, Preamble};
+///
+/// let header = wire::encode(&cuvmm_ipc::Metadata::new(vec![2 << 20]))?;
+/// let (preamble, rest) = header.split_first_chunk().ok_or("too short")?;
+/// let preamble = Preamble::decode(preamble)?;
+/// assert_eq!((preamble.chunks(), preamble.sizes_length()), (1, 8));
+/// assert_eq!(preamble.with_sizes(rest)?.sizes, [2 << 20]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preamble {
     chunks: u32,
@@ -254,6 +281,13 @@ impl Preamble {
 }
 
 /// The data of a message with that many handles; 0 handles say that the sender gives up.
+///
+/// ```
+/// use cuvmm_ipc::wire::{decode_handles, encode_handles};
+///
+/// assert_eq!(decode_handles(&encode_handles(253)), Ok(253));
+/// assert!(decode_handles(&encode_handles(254)).is_err());
+/// ```
 pub fn encode_handles(handles: usize) -> [u8; HANDLES_LENGTH] {
     number(handles).to_le_bytes()
 }
@@ -269,6 +303,13 @@ pub fn decode_handles(bytes: &[u8; HANDLES_LENGTH]) -> Result<usize, WireError> 
 }
 
 /// What a receiver answers.
+///
+/// ```
+/// use cuvmm_ipc::wire::{Refusal, Reply};
+///
+/// let reply = Reply::Refused { reason: Refusal::DRIVER, detail: 801 };
+/// assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// It takes that many more handles now, from 1 to [`MAX_HANDLES_PER_MESSAGE`].

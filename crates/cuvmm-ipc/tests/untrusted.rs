@@ -31,7 +31,14 @@ fn refuse(bench: &Bench, resource: &VirtualMemoryResource, descriptor: BufferDes
     let live = bench.live();
     let open = OpenFiles::count();
     let handles = descriptor.fds().len();
+    bench.simulator.clear_calls();
     let error = import_from(resource, &descriptor).unwrap_err();
+    if error.call().is_none() {
+        // Not even a range was reserved.
+        let calls = bench.simulator.calls();
+        assert!(!calls.contains(&Call::cuMemImportFromShareableHandle), "{calls:?}");
+        assert!(!calls.contains(&Call::cuMemAddressReserve), "{calls:?}");
+    }
     bench.assert_live(&live);
     assert_eq!(OpenFiles::count(), open, "{error}");
 
@@ -52,7 +59,8 @@ fn refuse(bench: &Bench, resource: &VirtualMemoryResource, descriptor: BufferDes
     let mut live = live;
     live.device_bytes = bench.live().device_bytes;
     bench.assert_live(&live);
-    assert_eq!(OpenFiles::count(), open - handles, "an import by value closes every handle, also in vain");
+    // The simulator closes its own file of memory that nobody holds any more.
+    assert!(OpenFiles::count() <= open - handles, "an import by value closes every handle, also in vain");
     (error, sent)
 }
 
@@ -74,11 +82,7 @@ fn check(change: impl FnOnce(&mut Metadata, &mut Vec<OwnedFd>), expect: fn(&Erro
 #[test]
 fn a_chunk_that_is_said_to_be_larger_is_refused_by_the_map() {
     for chunk in 0..3 {
-        check(
-            |metadata, _| metadata.sizes[chunk] += G,
-            |error| error.call() == Some(Call::cuMemMap),
-            Refusal::DRIVER,
-        );
+        check(|metadata, _| metadata.sizes[chunk] += G, |error| error.call() == Some(Call::cuMemMap), Refusal::DRIVER);
     }
 }
 
@@ -108,11 +112,7 @@ fn a_chunk_of_no_granular_size_is_refused_before_the_driver_is_asked() {
 
 #[test]
 fn sizes_in_another_order_are_refused_by_the_map() {
-    check(
-        |metadata, _| metadata.sizes.reverse(),
-        |error| error.call() == Some(Call::cuMemMap),
-        Refusal::DRIVER,
-    );
+    check(|metadata, _| metadata.sizes.rotate_left(1), |error| error.call() == Some(Call::cuMemMap), Refusal::DRIVER);
 }
 
 #[test]
@@ -199,8 +199,7 @@ fn one_handle_for_all_chunks_gives_aliases_of_one_chunk() {
     let resource = bench.shareable();
     let (_, handles) = export(&resource.allocate(G).unwrap()).unwrap().into_parts();
     let handles: Vec<_> = (0..3).map(|_| handles[0].try_clone().unwrap()).collect();
-    let imported =
-        import(&resource, BufferDescriptor::new(Metadata::new(vec![G; 3]), handles).unwrap()).unwrap();
+    let imported = import(&resource, BufferDescriptor::new(Metadata::new(vec![G; 3]), handles).unwrap()).unwrap();
     imported.fill(0, G, 42).unwrap();
     let mut byte = [0];
     imported.copy_to_host(2 * G, &mut byte).unwrap();

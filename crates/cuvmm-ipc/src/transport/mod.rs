@@ -21,6 +21,13 @@ use crate::import;
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
 /// How much a receiver takes from a peer, which may say anything: looked at before anything is allocated for it.
+///
+/// ```
+/// use cuvmm_ipc::Limits;
+///
+/// let limits = Limits { max_bytes: 8 << 30, ..Limits::default() };
+/// assert_eq!(limits.max_handles, 16_384);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The most chunks. Each is an open file of this process for as long as the descriptor lives.
@@ -41,6 +48,26 @@ impl Default for Limits {
 /// The descriptor stays the caller's, and its handles may be closed as soon as this returns: the receiver has its own.
 /// The socket may be blocking or not, and stays as it is. Nobody else may use it meanwhile. After an error it is in
 /// the middle of a message, and of no further use: close it.
+///
+/// ```
+/// # use std::os::unix::net::UnixStream;
+/// # use std::time::{Duration, Instant};
+/// # use cuvmm_ipc::Limits;
+/// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+/// # let (ours, theirs) = UnixStream::pair()?;
+/// # let receiver = std::thread::spawn(move || {
+/// #     cuvmm_ipc::receive(theirs, &Limits::default(), Instant::now() + Duration::from_secs(10))
+/// # });
+/// let descriptor = cuvmm_ipc::export(&resource.allocate(2 << 20)?)?;
+/// cuvmm_ipc::send(&ours, &descriptor, Instant::now() + Duration::from_secs(10))?;
+/// # assert_eq!(receiver.join().map_err(|_| "panicked")??.id(), descriptor.id());
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// [`Error::Refused`] with the receiver's reason, [`Error::Timeout`] and [`Error::Closed`] for a receiver that is
@@ -68,6 +95,25 @@ pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant
 /// The handles are closed on exec. The socket may be blocking or not, and stays as it is. Nobody else may use it
 /// meanwhile. After an error it is in the middle of a message, and of no further use: close it, which also closes the
 /// handles that were on their way.
+///
+/// ```
+/// # use std::os::unix::net::UnixStream;
+/// # use std::time::{Duration, Instant};
+/// # use cuvmm_ipc::{BufferDescriptor, Limits, Metadata};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (ours, theirs) = UnixStream::pair()?;
+/// # let sender = std::thread::spawn(move || {
+/// #     let handle = theirs.try_clone().map(Into::into).into_iter().collect();
+/// #     let sent = BufferDescriptor::new(Metadata::new(vec![2 << 20]), handle)?;
+/// #     cuvmm_ipc::send(theirs, &sent, Instant::now() + Duration::from_secs(10))
+/// # });
+/// let limits = Limits { max_bytes: 1 << 30, ..Limits::default() };
+/// let descriptor = cuvmm_ipc::receive(&ours, &limits, Instant::now() + Duration::from_secs(10))?;
+/// assert_eq!(descriptor.size(), 2 << 20);
+/// # sender.join().map_err(|_| "panicked")??;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// [`Error::Timeout`] and [`Error::Closed`] for a sender that is silent or gone, [`Error::Abandoned`] for one that

@@ -46,12 +46,15 @@ pub(crate) fn shareable(driver: &Driver, ordinal: i32) -> VirtualMemoryResource 
     VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd)).unwrap()
 }
 
-/// A buffer of so many chunks: allocated, and grown by one, two, three … granularities.
+/// A buffer of so many chunks of different sizes.
 pub(crate) fn grown(resource: &VirtualMemoryResource, chunks: usize) -> VirtualMemoryBuffer {
     let granularity = resource.granularity().bytes();
     let mut buffer = resource.allocate(granularity).unwrap();
-    for chunk in 1..chunks {
-        let size = buffer.size() + granularity * (1 + chunk % 3);
+    while buffer.chunks().len() < chunks {
+        // One grow adds two chunks where it fills up a reservation and makes another.
+        let last = buffer.chunks().len() + 1 == chunks;
+        let units = if last { 1 } else { 1 + buffer.chunks().len() % 3 };
+        let size = buffer.size() + granularity * units;
         buffer = buffer.grow_into(size).unwrap();
     }
     assert_eq!(buffer.chunks().len(), chunks);
