@@ -1,5 +1,6 @@
 //! Under the limits of a small process: few open files, and few handles on their way. Each test runs itself again in a
 //! process of its own, whose limits it can set.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what a test did not expect ends it, in its helpers too")]
 
 mod support;
 

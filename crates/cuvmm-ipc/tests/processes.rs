@@ -1,5 +1,6 @@
 //! Sharing between two processes. Each test runs itself again as its second process, with one end of a socket as the
 //! standard input.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what a test did not expect ends it, in its helpers too")]
 
 #[path = "support/simulated.rs"]
 mod simulated;

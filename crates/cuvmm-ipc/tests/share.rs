@@ -1,4 +1,5 @@
 //! Sharing on the simulator: what is exported is what is imported, whoever closes first, and nothing stays behind.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what a test did not expect ends it, in its helpers too")]
 
 #[path = "support/simulated.rs"]
 mod simulated;

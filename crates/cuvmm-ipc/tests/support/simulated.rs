@@ -61,8 +61,16 @@ pub(crate) fn grown(resource: &VirtualMemoryResource, chunks: usize) -> VirtualM
     buffer
 }
 
+/// Bytes that differ from page to page, and by `seed`.
 fn pattern(seed: u8, size: usize) -> Vec<u8> {
-    (0..size).map(|index| (index / 251) as u8 ^ (index as u8).wrapping_mul(seed | 1)).collect()
+    let mut page: Vec<u8> = (0..4096u32).map(|index| (index % 251) as u8 ^ seed).collect();
+    let mut bytes = Vec::with_capacity(size);
+    for number in 0..size.div_ceil(page.len()) as u64 {
+        page[..8].copy_from_slice(&number.to_le_bytes());
+        bytes.extend_from_slice(&page);
+    }
+    bytes.truncate(size);
+    bytes
 }
 
 pub(crate) fn write(buffer: &VirtualMemoryBuffer, seed: u8) {
