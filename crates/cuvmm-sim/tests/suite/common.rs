@@ -157,6 +157,22 @@ impl Gpu {
         unsafe { self.raw().cuEventRecord(event, stream) }.0
     }
 
+    pub(crate) fn wait_event(&self, stream: CUstream, event: CUevent) -> u32 {
+        unsafe { self.raw().cuStreamWaitEvent(stream, event, 0) }.0
+    }
+
+    pub(crate) fn event_query(&self, event: CUevent) -> u32 {
+        unsafe { self.raw().cuEventQuery(event) }.0
+    }
+
+    pub(crate) fn event_synchronize(&self, event: CUevent) -> u32 {
+        unsafe { self.raw().cuEventSynchronize(event) }.0
+    }
+
+    pub(crate) fn event_destroy(&self, event: CUevent) -> u32 {
+        unsafe { self.raw().cuEventDestroy(event) }.0
+    }
+
     pub(crate) fn synchronize(&self, stream: CUstream) -> u32 {
         unsafe { self.raw().cuStreamSynchronize(stream) }.0
     }
@@ -201,7 +217,7 @@ impl Gpu {
     pub(crate) fn hold(&self, stream: CUstream) -> Gate {
         let (gate, held) = std::sync::mpsc::channel::<()>();
         assert_eq!(self.host(stream, move || _ = held.recv()), 0);
-        Gate(gate)
+        Gate { _closed_when_dropped: gate }
     }
 
     pub(crate) fn properties(&self, handle: u64) -> Result<CUmemAllocationProp, u32> {
@@ -261,7 +277,9 @@ impl Gpu {
 }
 
 /// What holds a stream up.
-pub(crate) struct Gate(std::sync::mpsc::Sender<()>);
+pub(crate) struct Gate {
+    _closed_when_dropped: std::sync::mpsc::Sender<()>,
+}
 
 impl Gate {
     pub(crate) fn open(self) {}

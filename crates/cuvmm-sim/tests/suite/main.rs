@@ -4,7 +4,12 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests: each block makes calls of one kind")]
 
 mod access;
+mod capture;
 mod common;
+mod contexts;
 mod create;
+mod faults;
 mod map;
 mod reserve;
+mod share;
+mod streams;

@@ -1,0 +1,333 @@
+//! Captures: rules R92 to R96, and launching what was captured.
+
+use cuvmm_driver::sys::*;
+
+use crate::common::{Gpu, UNIT, ok};
+
+const GLOBAL: CUstreamCaptureMode = CUstreamCaptureMode::GLOBAL;
+const THREAD_LOCAL: CUstreamCaptureMode = CUstreamCaptureMode::THREAD_LOCAL;
+const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::RELAXED;
+const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
+const NON_BLOCKING: CUstream_flags = CUstream_flags::NON_BLOCKING;
+
+impl Gpu {
+    fn begin(&self, stream: CUstream, mode: CUstreamCaptureMode) -> u32 {
+        // SAFETY: numbers alone.
+        unsafe { self.raw().cuStreamBeginCapture(stream, mode) }.0
+    }
+
+    fn end(&self, stream: CUstream) -> Result<CUgraph, u32> {
+        let mut graph = CUgraph(std::ptr::without_provenance_mut(7));
+        // SAFETY: the output is a local.
+        let code = unsafe { self.raw().cuStreamEndCapture(stream, &raw mut graph) };
+        assert_eq!(graph.is_null(), !code.is_success(), "a failure gives no graph");
+        ok(code, graph)
+    }
+
+    fn status(&self, stream: CUstream) -> Result<u32, u32> {
+        let mut status = CUstreamCaptureStatus(77);
+        // SAFETY: the output is a local.
+        let code = unsafe { self.raw().cuStreamIsCapturing(stream, &raw mut status) };
+        ok(code, status.0)
+    }
+
+    /// Exchanges this thread's mode.
+    fn exchange(&self, mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+        // SAFETY: it is a local.
+        assert_eq!(unsafe { self.raw().cuThreadExchangeStreamCaptureMode(&raw mut mode) }.0, 0);
+        mode
+    }
+
+    fn instantiate(&self, graph: CUgraph) -> CUgraphExec {
+        let mut executable = CUgraphExec::NULL;
+        // SAFETY: the output is a local.
+        let code = unsafe { self.raw().cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) };
+        assert_eq!(code.0, 0);
+        executable
+    }
+
+    fn launch(&self, executable: CUgraphExec, stream: CUstream) -> u32 {
+        // SAFETY: numbers alone.
+        unsafe { self.raw().cuGraphLaunch(executable, stream) }.0
+    }
+}
+
+/// What waits, or allocates, on other streams than the one that captures.
+fn waits() -> Vec<(&'static str, fn(&Gpu, CUstream, CUevent) -> u32)> {
+    vec![
+        ("stream synchronize", |gpu, stream, _| gpu.synchronize(stream)),
+        ("stream query", |gpu, stream, _| gpu.query(stream)),
+        ("event synchronize", |gpu, _, event| gpu.event_synchronize(event)),
+        ("event query", |gpu, _, event| gpu.event_query(event)),
+        ("plain allocation", |gpu, _, _| {
+            let mut plain = CUdeviceptr(0);
+            // SAFETY: the output is a local.
+            unsafe { gpu.raw().cuMemAlloc(&raw mut plain, 1) }.0
+        }),
+        ("legacy synchronize", |gpu, _, _| gpu.synchronize(CUstream::LEGACY)),
+        ("per-thread synchronize", |gpu, _, _| gpu.synchronize(CUstream::PER_THREAD)),
+    ]
+}
+
+#[test]
+fn captured_work_is_recorded_and_not_run() {
+    for mode in MODES {
+        for gpu in Gpu::both() {
+            let gpu = gpu.with_context();
+            let stream = gpu.stream(NON_BLOCKING);
+            let buffer = gpu.buffer(UNIT);
+            assert_eq!(gpu.status(stream), Ok(0));
+            assert_eq!(gpu.begin(stream, mode), 0);
+            assert_eq!(gpu.status(stream), Ok(1));
+            assert_eq!(gpu.begin(stream, mode), 1, "it captures already");
+            assert_eq!(gpu.fill(buffer.address, 1, 1, stream), 0);
+            let graph = gpu.end(stream).unwrap();
+            assert_eq!(gpu.status(stream), Ok(0));
+            assert_eq!(gpu.synchronize(stream), 0);
+            assert_eq!(gpu.read(buffer.address, 1).unwrap(), [0xA5]);
+            let executable = gpu.instantiate(graph);
+            assert_eq!(gpu.launch(executable, stream), 0);
+            assert_eq!(gpu.synchronize(stream), 0);
+            assert_eq!(gpu.read(buffer.address, 1).unwrap(), [1]);
+            assert_eq!(gpu.simulator.live().graphs, 2);
+            // SAFETY: both are alive, and nothing is launched.
+            let codes = unsafe { [gpu.raw().cuGraphDestroy(graph), gpu.raw().cuGraphExecDestroy(executable)] };
+            assert_eq!(codes.map(|code| code.0), [0, 0]);
+            assert_eq!(gpu.simulator.live().graphs, 0);
+        }
+    }
+}
+
+#[test]
+fn virtual_memory_calls_are_immediate_and_harm_no_capture() {
+    for mode in MODES {
+        for gpu in Gpu::both() {
+            let gpu = gpu.with_context();
+            let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+            let used = gpu.buffer(UNIT);
+            assert_eq!(gpu.begin(stream, mode), 0);
+            let buffer = gpu.buffer_of(gpu.create_exportable(UNIT), UNIT);
+            let imported = gpu.import(&gpu.export(buffer.handle).unwrap()).unwrap();
+            assert_eq!(gpu.release(imported), 0);
+            assert_eq!(gpu.access(CUmemLocation::device(0), buffer.address), Ok(3));
+            gpu.memory();
+            gpu.close(buffer);
+            let event = gpu.event();
+            assert_eq!(gpu.record(event, other), 0);
+            assert_eq!(gpu.fill(used.address, 1, 1, other), 0);
+            assert_eq!(gpu.host(other, || {}), 0);
+            assert_eq!(gpu.status(stream), Ok(1));
+            assert!(gpu.end(stream).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_wait_anywhere_kills_a_global_capture() {
+    for (name, wait) in waits() {
+        for elsewhere in [false, true] {
+            let gpu = Gpu::strict();
+            let context = gpu.enter(0);
+            let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+            let event = gpu.event();
+            assert_eq!(gpu.begin(stream, GLOBAL), 0);
+            let code = std::thread::scope(|scope| match elsewhere {
+                false => wait(&gpu, other, event),
+                true => {
+                    let waiting = scope.spawn(|| {
+                        assert_eq!(gpu.set_current(context), 0);
+                        wait(&gpu, other, event)
+                    });
+                    waiting.join().unwrap()
+                }
+            });
+            assert_eq!(code, 900, "{name}");
+            assert_eq!(gpu.status(stream), Ok(2), "{name}");
+            assert_eq!(gpu.end(stream), Err(901), "{name}");
+            assert_eq!(gpu.status(stream), Ok(0), "an end ends it all the same");
+        }
+    }
+}
+
+#[test]
+fn a_thread_local_capture_is_killed_by_its_own_thread_alone() {
+    for (name, wait) in waits() {
+        let gpu = Gpu::strict();
+        let context = gpu.enter(0);
+        let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+        let event = gpu.event();
+        assert_eq!(gpu.begin(stream, THREAD_LOCAL), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(gpu.set_current(context), 0);
+                assert_eq!(wait(&gpu, other, event), 0, "{name}");
+            });
+        });
+        assert_eq!(gpu.status(stream), Ok(1));
+        assert_eq!(wait(&gpu, other, event), 900, "{name}");
+        assert_eq!(gpu.end(stream), Err(901));
+    }
+}
+
+#[test]
+fn a_relaxed_thread_waits_without_harm() {
+    for mode in MODES {
+        for (name, wait) in waits() {
+            let gpu = Gpu::measured().with_context();
+            let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+            let event = gpu.event();
+            assert_eq!(gpu.begin(stream, mode), 0);
+            assert_eq!(gpu.exchange(RELAXED), GLOBAL);
+            assert_eq!(gpu.record(event, other), 0);
+            let code = wait(&gpu, other, event);
+            assert!([0, 600].contains(&code), "{name}: {code}");
+            assert_eq!(gpu.exchange(GLOBAL), RELAXED);
+            assert!(gpu.end(stream).is_ok(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn waiting_for_the_capturing_stream_itself_is_fatal_in_every_mode() {
+    for mode in MODES {
+        for wait in [Gpu::synchronize, Gpu::query] {
+            let gpu = Gpu::strict().with_context();
+            let stream = gpu.stream(NON_BLOCKING);
+            gpu.exchange(RELAXED);
+            assert_eq!(gpu.begin(stream, mode), 0);
+            assert_eq!(wait(&gpu, stream), 900);
+            assert_eq!(wait(&gpu, stream), 901, "it is lost already");
+            assert_eq!(gpu.end(stream), Err(901));
+        }
+        let gpu = Gpu::strict().with_context();
+        let stream = gpu.stream(NON_BLOCKING);
+        gpu.exchange(RELAXED);
+        assert_eq!(gpu.begin(stream, mode), 0);
+        // SAFETY: it takes nothing.
+        assert_eq!(unsafe { gpu.raw().cuCtxSynchronize() }.0, 900);
+        assert_eq!(gpu.end(stream), Err(901));
+    }
+}
+
+#[test]
+fn a_capture_on_a_blocking_stream_involves_the_legacy_one() {
+    type Involving = fn(&Gpu, CUevent) -> u32;
+    let table: [(&str, Involving); 4] = [
+        ("synchronize", |gpu, _| gpu.synchronize(CUstream::LEGACY)),
+        ("record", |gpu, event| gpu.record(event, CUstream::LEGACY)),
+        ("query", |gpu, _| gpu.query(CUstream::NULL)),
+        ("host function", |gpu, _| gpu.host(CUstream::LEGACY, || {})),
+    ];
+    for mode in MODES {
+        for (name, involve) in table {
+            let gpu = Gpu::strict().with_context();
+            let (stream, event) = (gpu.stream(CUstream_flags::DEFAULT), gpu.event());
+            gpu.exchange(RELAXED);
+            assert_eq!(gpu.begin(stream, mode), 0);
+            assert_eq!(gpu.status(CUstream::LEGACY), Err(906));
+            assert_eq!(gpu.status(stream), Ok(1), "asking harms nothing");
+            assert_eq!(involve(&gpu, event), 906, "{name}");
+            assert_eq!(gpu.end(stream), Err(901), "{name}");
+            assert_eq!(gpu.status(CUstream::LEGACY), Ok(0));
+        }
+    }
+}
+
+#[test]
+fn the_legacy_stream_does_not_capture() {
+    let gpu = Gpu::strict().with_context();
+    assert_ne!(gpu.begin(CUstream::LEGACY, GLOBAL), 0);
+    assert_ne!(gpu.begin(CUstream::NULL, GLOBAL), 0);
+    let stream = gpu.stream(NON_BLOCKING);
+    assert_eq!(gpu.begin(stream, CUstreamCaptureMode(3)), 1);
+    assert_ne!(gpu.end(stream).unwrap_err(), 0, "nothing was begun");
+    assert_eq!(gpu.begin(CUstream::PER_THREAD, GLOBAL), 0);
+    assert!(gpu.end(CUstream::PER_THREAD).is_ok());
+}
+
+#[test]
+fn an_end_is_for_the_thread_that_began_unless_relaxed() {
+    for (mode, expected) in [(GLOBAL, Some(908)), (THREAD_LOCAL, Some(908)), (RELAXED, None)] {
+        let gpu = Gpu::strict().with_context();
+        let stream = gpu.stream(NON_BLOCKING);
+        assert_eq!(gpu.begin(stream, mode), 0);
+        let other = std::thread::scope(|scope| scope.spawn(|| gpu.end(stream).err()).join().unwrap());
+        assert_eq!(other, expected);
+        if expected.is_some() {
+            assert!(gpu.end(stream).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_captured_event_forks_and_must_join() {
+    let gpu = Gpu::strict().with_context();
+    let (origin, fork) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+    let (start, stop, buffer) = (gpu.event(), gpu.event(), gpu.buffer(UNIT));
+    for joined in [true, false] {
+        assert_eq!(gpu.begin(origin, RELAXED), 0);
+        assert_eq!(gpu.fill(buffer.address, 1, 2, origin), 0);
+        assert_eq!([gpu.record(start, origin), gpu.wait_event(fork, start)], [0, 0]);
+        assert_eq!(gpu.status(fork), Ok(1), "it joined the capture");
+        assert_eq!(gpu.fill(buffer.address, 2, 1, fork), 0);
+        assert_eq!(gpu.end(fork), Err(903), "it did not begin here");
+        if joined {
+            assert_eq!([gpu.record(stop, fork), gpu.wait_event(origin, stop)], [0, 0]);
+            let executable = gpu.instantiate(gpu.end(origin).unwrap());
+            assert_eq!([gpu.launch(executable, fork), gpu.synchronize(fork)], [0, 0]);
+            assert_eq!(gpu.read(buffer.address, 2).unwrap(), [2, 1]);
+        } else {
+            assert_eq!(gpu.end(origin), Err(904));
+        }
+        assert_eq!(gpu.status(fork), Ok(0));
+    }
+}
+
+#[test]
+fn asking_a_captured_event_answers_907_and_kills() {
+    for ask in [Gpu::event_query, Gpu::event_synchronize] {
+        let gpu = Gpu::strict().with_context();
+        let (stream, event) = (gpu.stream(NON_BLOCKING), gpu.event());
+        gpu.exchange(RELAXED);
+        assert_eq!(gpu.begin(stream, RELAXED), 0);
+        assert_eq!(gpu.record(event, stream), 0);
+        assert_eq!(ask(&gpu, event), 907);
+        assert_eq!(gpu.end(stream), Err(901));
+    }
+}
+
+#[test]
+fn work_outside_a_capture_is_not_waited_for_inside_one() {
+    let gpu = Gpu::strict().with_context();
+    let (stream, other, third) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+    let (outside, inside) = (gpu.event(), gpu.event());
+    assert_eq!(gpu.record(outside, other), 0);
+    assert_eq!(gpu.begin(stream, RELAXED), 0);
+    assert_eq!(gpu.wait_event(stream, outside), 905);
+    assert_eq!(gpu.end(stream), Err(901));
+    assert_eq!([gpu.begin(stream, RELAXED), gpu.begin(third, RELAXED)], [0, 0]);
+    assert_eq!(gpu.record(inside, stream), 0);
+    assert_eq!(gpu.wait_event(third, inside), 902, "two captures do not merge");
+    assert_eq!([gpu.end(stream), gpu.end(third)], [Err(901), Err(901)]);
+}
+
+#[test]
+fn a_launch_uses_what_is_mapped_then() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let stream = gpu.stream(NON_BLOCKING);
+        let buffer = gpu.buffer(UNIT);
+        assert_eq!(gpu.begin(stream, GLOBAL), 0);
+        assert_eq!(gpu.fill(buffer.address, 4, 1, stream), 0);
+        let executable = gpu.instantiate(gpu.end(stream).unwrap());
+        assert_eq!(gpu.unmap(buffer.address, UNIT), 0);
+        let other = gpu.create(UNIT).unwrap();
+        assert_eq!(gpu.map(buffer.address, UNIT, other), 0);
+        assert_eq!(gpu.grant(buffer.address, UNIT, &[crate::common::read_write(0)]), 0);
+        assert_eq!([gpu.launch(executable, stream), gpu.synchronize(stream)], [0, 0]);
+        assert_eq!(gpu.read(buffer.address, 1).unwrap(), [4]);
+        assert_eq!(gpu.unmap(buffer.address, UNIT), 0);
+        assert_eq!(gpu.launch(executable, stream), 0);
+        assert_eq!(gpu.synchronize(stream), 719, "and what is not, breaks the context");
+    }
+}
