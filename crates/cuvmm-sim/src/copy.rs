@@ -22,19 +22,29 @@ pub(crate) struct Side {
     pub(crate) address: u64,
     /// The context to see it from; none for the stream's.
     pub(crate) context: Option<CUcontext>,
+    /// Whether it may be the host's. What is declared a device address is never taken for one.
+    pub(crate) may_be_host: bool,
 }
 
 impl Side {
-    pub(crate) fn at(address: CUdeviceptr) -> Self {
-        Self { address: address.0, context: None }
+    /// A device address.
+    pub(crate) fn device(address: CUdeviceptr) -> Self {
+        Self { address: address.0, context: None, may_be_host: false }
     }
 
+    /// An address of either kind.
+    pub(crate) fn unified(address: CUdeviceptr) -> Self {
+        Self { may_be_host: true, ..Self::device(address) }
+    }
+
+    /// A host pointer, which can still turn out to be a device's.
     pub(crate) fn host<T>(pointer: *const T) -> Self {
-        Self { address: pointer.expose_provenance() as u64, context: None }
+        Self::unified(CUdeviceptr(pointer.expose_provenance() as u64))
     }
 
+    /// A device address, as seen from a context.
     pub(crate) fn of(address: CUdeviceptr, context: CUcontext) -> Self {
-        Self { address: address.0, context: Some(context) }
+        Self { context: Some(context), ..Self::device(address) }
     }
 }
 
@@ -58,7 +68,7 @@ fn place(session: &Session<'_>, side: Side, bytes: usize, device: i32, write: bo
             None => Err(CUresult::INVALID_VALUE),
         };
     }
-    if address == 0 {
+    if address == 0 || !side.may_be_host {
         return Err(CUresult::INVALID_VALUE);
     }
     Ok(Place::Host(HostPointer(std::ptr::with_exposed_provenance_mut(address as usize))))
@@ -167,7 +177,7 @@ fn submit(session: &mut Session<'_>, stream: u64, work: Work) -> Answer {
 }
 
 pub(crate) fn launch_host(session: &mut Session<'_>, stream: CUstream, call: HostCall) -> Answer {
-    let (stream, _) = session.working_stream(stream)?;
+    let (stream, _) = session.stream_in_context(stream)?;
     if call.function.is_none() {
         return Err(CUresult::INVALID_VALUE);
     }

@@ -90,6 +90,8 @@ const UNMODELLED: &[Call] = &[
     Call::cuLaunchKernel,
 ];
 
+const UNSUPPORTED: Answer = Err(CUresult::NOT_SUPPORTED);
+
 fn code_of(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUresult::SUCCESS)
 }
@@ -202,28 +204,28 @@ calls! {
     cuMemAlloc(out address: CUdeviceptr, val size: usize) |s| address.give(|| copy::allocate(s, size));
     cuMemFree(val address: CUdeviceptr) |s| copy::free(s, address);
     cuMemcpy(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize) |s| {
-        copy::copy(s, Side::at(to), Side::at(from), bytes)
+        copy::copy(s, Side::unified(to), Side::unified(from), bytes)
     };
     cuMemcpyAsync(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize, val stream: CUstream) |s| {
-        copy::copy_async(s, Side::at(to), Side::at(from), bytes, stream)
+        copy::copy_async(s, Side::unified(to), Side::unified(from), bytes, stream)
     };
     cuMemcpyHtoD(val to: CUdeviceptr, val from: *const c_void, val bytes: usize) |s| {
-        copy::copy(s, Side::at(to), Side::host(from), bytes)
+        copy::copy(s, Side::device(to), Side::host(from), bytes)
     };
     cuMemcpyDtoH(val to: *mut c_void, val from: CUdeviceptr, val bytes: usize) |s| {
-        copy::copy(s, Side::host(to), Side::at(from), bytes)
+        copy::copy(s, Side::host(to), Side::device(from), bytes)
     };
     cuMemcpyDtoD(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize) |s| {
-        copy::copy(s, Side::at(to), Side::at(from), bytes)
+        copy::copy(s, Side::device(to), Side::device(from), bytes)
     };
     cuMemcpyHtoDAsync(val to: CUdeviceptr, val from: *const c_void, val bytes: usize, val stream: CUstream) |s| {
-        copy::copy_async(s, Side::at(to), Side::host(from), bytes, stream)
+        copy::copy_async(s, Side::device(to), Side::host(from), bytes, stream)
     };
     cuMemcpyDtoHAsync(val to: *mut c_void, val from: CUdeviceptr, val bytes: usize, val stream: CUstream) |s| {
-        copy::copy_async(s, Side::host(to), Side::at(from), bytes, stream)
+        copy::copy_async(s, Side::host(to), Side::device(from), bytes, stream)
     };
     cuMemcpyDtoDAsync(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize, val stream: CUstream) |s| {
-        copy::copy_async(s, Side::at(to), Side::at(from), bytes, stream)
+        copy::copy_async(s, Side::device(to), Side::device(from), bytes, stream)
     };
     cuMemcpyPeer(
         val to: CUdeviceptr, val to_context: CUcontext, val from: CUdeviceptr, val from_context: CUcontext,
@@ -322,4 +324,29 @@ calls! {
     };
     cuGraphLaunch(val executable: CUgraphExec, val stream: CUstream) |s| capture::launch(s, executable, stream);
     cuGraphExecDestroy(val executable: CUgraphExec) |s| capture::executable_destroy(s, executable);
+
+    // Not modelled.
+    cuCtxDestroy(val _context: CUcontext) |_s| UNSUPPORTED;
+    cuFlushGPUDirectRDMAWrites(
+        val _target: CUflushGPUDirectRDMAWritesTarget, val _scope: CUflushGPUDirectRDMAWritesScope
+    ) |_s| UNSUPPORTED;
+    cuMemGetHandleForAddressRange(
+        val _handle: *mut c_void, val _address: CUdeviceptr, val _size: usize, val _kind: CUmemRangeHandleType,
+        val _flags: u64
+    ) |_s| UNSUPPORTED;
+    cuUserObjectCreate(
+        val _object: *mut CUuserObject, val _data: *mut c_void, val _destroy: CUhostFn, val _references: u32,
+        val _flags: u32
+    ) |_s| UNSUPPORTED;
+    cuUserObjectRetain(val _object: CUuserObject, val _count: u32) |_s| UNSUPPORTED;
+    cuUserObjectRelease(val _object: CUuserObject, val _count: u32) |_s| UNSUPPORTED;
+    cuGraphRetainUserObject(val _graph: CUgraph, val _object: CUuserObject, val _count: u32, val _flags: u32) |_s| {
+        UNSUPPORTED
+    };
+    cuGraphReleaseUserObject(val _graph: CUgraph, val _object: CUuserObject, val _count: u32) |_s| UNSUPPORTED;
+    cuModuleLoadData(val _module: *mut CUmodule, val _image: *const c_void) |_s| UNSUPPORTED;
+    cuModuleGetFunction(val _function: *mut CUfunction, val _module: CUmodule, val _name: *const c_char) |_s| {
+        UNSUPPORTED
+    };
+    cuModuleUnload(val _module: CUmodule) |_s| UNSUPPORTED;
 }

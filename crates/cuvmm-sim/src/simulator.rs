@@ -1,6 +1,5 @@
 //! [`Simulator`]: a driver with a machine of its own, and what tests may ask of it beside the calls.
 
-use std::ops::Bound;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -183,14 +182,6 @@ impl Simulator {
             at = until;
         }
         Some(seen)
-    }
-
-    /// The address of the first mapping at or after `address`; for walking through all of them.
-    pub fn next_mapping(&self, address: CUdeviceptr) -> Option<(CUdeviceptr, usize)> {
-        let state = self.shared().lock();
-        let bounds = (Bound::Included(address.0), Bound::Unbounded);
-        let mut mappings = state.mappings.range(bounds).filter(|(_, mapping)| mapping.handle.is_some());
-        mappings.next().map(|(&start, mapping)| (CUdeviceptr(start), mapping.bytes as usize))
     }
 
     /// Makes every later call answer 4, as a driver does while its process ends.

@@ -52,8 +52,11 @@ impl Gpu {
     }
 }
 
+/// A call that waits, with the stream and the event that it may wait for.
+type Waiting = fn(&Gpu, CUstream, CUevent) -> u32;
+
 /// What waits, or allocates, on other streams than the one that captures.
-fn waits() -> Vec<(&'static str, fn(&Gpu, CUstream, CUevent) -> u32)> {
+fn waits() -> Vec<(&'static str, Waiting)> {
     vec![
         ("stream synchronize", |gpu, stream, _| gpu.synchronize(stream)),
         ("stream query", |gpu, stream, _| gpu.query(stream)),

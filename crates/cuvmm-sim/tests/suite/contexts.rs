@@ -69,6 +69,18 @@ fn an_old_driver_lacks_later_calls_and_attributes() {
 }
 
 #[test]
+fn what_is_not_modelled_says_so() {
+    let gpu = Gpu::strict();
+    let raw = Simulator::new(Machine::h200());
+    assert!(!raw.provides(Call::cuModuleUnload));
+    // SAFETY: null is never looked at.
+    unsafe {
+        assert_eq!(gpu.raw().cuModuleUnload(CUmodule::NULL).0, 801);
+        assert_eq!(raw.cuModuleUnload(CUmodule::NULL).0, 3, "not started");
+    }
+}
+
+#[test]
 fn devices_are_what_the_machine_has() {
     let machine = Machine::h200_pair();
     let gpu = Gpu::new(machine.clone());
