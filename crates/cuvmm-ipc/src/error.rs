@@ -256,3 +256,55 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn messages_name_what_failed_with_its_numbers() {
+        let check = |error: Error, expect: &str| assert_eq!(error.to_string(), expect);
+        check(Error::HandleCount { handles: 2, chunks: 3 }, "2 handles for 3 chunks");
+        check(Error::TooManyHandles { chunks: 5, limit: 4 }, "5 chunks are announced, and at most 4 are taken");
+        check(Error::UnexpectedHandles { announced: 4, received: 6 }, "6 handles arrived where 4 were due");
+        check(
+            Error::TruncatedHandles { announced: 300, received: 40, limit: 64 },
+            "only 40 of 300 handles could be taken over, under a limit of 64 open files",
+        );
+        check(
+            Error::Timeout { operation: "receive a header" },
+            "the deadline passed while waiting to receive a header",
+        );
+        check(
+            Error::Closed { operation: "receive handles" },
+            "the peer closed its end before we could receive handles",
+        );
+        check(Error::Refused { reason: Refusal::DRIVER, detail: 801 }, "the receiver refused: driver failed (801)");
+        check(
+            Error::ChunkSize { chunk: 1, bytes: 4096, granularity: 65536 },
+            "chunk 1 of 4096 bytes is no multiple of the granularity, 65536",
+        );
+        let kinds = CUmemAllocationHandleType::NONE;
+        check(
+            Error::WrongHandleKind { ours: kinds, theirs: CUmemAllocationHandleType::FABRIC },
+            "the descriptor has handles of kind 0x8, and the resource is made for kind 0x0",
+        );
+    }
+
+    #[test]
+    fn the_cause_is_kept() {
+        let error = Error::os("send handles")(io::Error::from_raw_os_error(24));
+        assert_eq!(error.to_string(), "failed to send handles");
+        let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+        assert_eq!(cause.and_then(io::Error::raw_os_error), Some(24));
+        assert_eq!(error.refusal(), Some((Refusal::OTHER, 24)));
+        let error = Error::from(WireError::Version { found: 7 });
+        assert_eq!(
+            error.source().map(ToString::to_string).as_deref(),
+            Some("version 7 is not spoken here, version 1 is")
+        );
+        assert_eq!(error.refusal(), Some((Refusal::VERSION, 0)));
+    }
+}

@@ -20,3 +20,10 @@ pub use file_kind::FileKind;
 pub use identity::{BufferId, HostId, Location};
 pub use import::{import, import_from};
 pub use transport::{Limits, receive, receive_buffer, send, send_buffer};
+
+/// Descriptors may be sent between threads as well as between processes.
+const _: () = {
+    const fn any_thread<T: Send + Sync>() {}
+    any_thread::<BufferDescriptor>();
+    any_thread::<Error>();
+};

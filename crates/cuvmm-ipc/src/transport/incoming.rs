@@ -74,7 +74,7 @@ impl<'s> Incoming<'s> {
         })?;
         let announced = wire::decode_handles(&announced)?;
         if announced != handles.len() || announced > self.allowed {
-            return Err(Error::UnexpectedHandles { announced: announced.min(self.allowed), received: handles.len() });
+            return Err(Error::UnexpectedHandles { announced, received: handles.len() });
         }
         if announced == 0 {
             return Err(Error::Abandoned { sent: self.received, chunks });
