@@ -74,7 +74,7 @@ fn job(chosen: &Chosen, mut table: Table) -> Result<()> {
 /// Sees to it that the addresses behind the buffer are somebody's. Where they are already, that does as well.
 fn occupy_behind(buffer: &VirtualMemoryBuffer) -> Result<Option<Reservation>> {
     let Some(behind) = buffer.address().checked_add(buffer.capacity()) else { return Ok(None) };
-    let size = Reservation::GRANULARITY.exact(2 * MIB).map_err(Error::from)?;
+    let size = Reservation::GRANULARITY.exact(64 * MIB).map_err(Error::from)?;
     Ok(Reservation::at(buffer.resource().device().driver(), size, behind).ok())
 }
 

@@ -32,13 +32,21 @@ pub struct VirtualMemoryResource {
     inner: Arc<Inner>,
 }
 
+/// What the addresses of buffers that may grow are reserved in multiples of, at least: 32 MiB.
+///
+/// Drivers take addresses from arenas of that size. They serve a smaller request from whichever arena has space, and
+/// ignore its hint (measured on an H200, driver 580, once a context is active), so that only whole arenas can be had
+/// behind a buffer. Addresses cost nothing, and what a chunk leaves of them is room for the next.
+const ADDRESS_UNIT: Granularity = match Granularity::new(32 << 20) {
+    Some(granularity) => granularity,
+    None => unreachable!(),
+};
+
 struct Inner {
     device: Device,
     options: Options,
     properties: CUmemAllocationProp,
     granularity: Granularity,
-    /// What address ranges come in multiples of: the coarser of the memory's granularity and the reservations'.
-    range_granularity: Granularity,
     access: Arc<[CUmemAccessDesc]>,
     /// What copies and fills run on where no stream is given; made when first needed.
     stream: Mutex<Option<StreamRef>>,
@@ -70,7 +78,6 @@ impl VirtualMemoryResource {
                 options,
                 properties,
                 granularity,
-                range_granularity: granularity.max(Reservation::GRANULARITY),
                 access: Arc::new([own]),
                 stream: Mutex::default(),
             }),
@@ -145,7 +152,7 @@ impl VirtualMemoryResource {
         if sizes.is_empty() {
             return Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, None));
         }
-        let reservation = Arc::new(self.reserve(sum)?);
+        let reservation = Arc::new(self.reserve_in(Reservation::GRANULARITY, sum)?);
         let mut range = Range::default();
         for (index, chunk) in sizes.into_iter().enumerate() {
             let room = reservation.take(range.end(), chunk.bytes()).map_err(Error::from)?;
@@ -177,16 +184,21 @@ impl VirtualMemoryResource {
 
     /// Reserves at least `bytes` of addresses, at the resource's alignment.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<Reservation, Error> {
-        let Inner { device, options, granularity, range_granularity, .. } = &*self.inner;
-        let size = range_granularity.round_up(bytes)?;
+        self.reserve_in(ADDRESS_UNIT, bytes)
+    }
+
+    /// Reserves `bytes` of addresses, rounded up to `unit`, at the resource's alignment.
+    fn reserve_in(&self, unit: Granularity, bytes: usize) -> Result<Reservation, Error> {
+        let size = self.granularity().max(unit).round_up(bytes)?;
         // 0 already stands for the granularity of reservations.
-        let coarse = if *granularity > Reservation::GRANULARITY { granularity.bytes() } else { 0 };
-        Ok(Reservation::reserve(device.driver(), size, options.align().max(coarse))?)
+        let coarse = Some(self.granularity().bytes()).filter(|bytes| *bytes > Reservation::GRANULARITY.bytes());
+        let alignment = self.options().align().max(coarse.unwrap_or(0));
+        Ok(Reservation::reserve(self.device().driver(), size, alignment)?)
     }
 
     /// Reserves exactly the addresses from `address` on, at least `bytes` of them.
     pub(crate) fn reserve_at(&self, address: CUdeviceptr, bytes: usize) -> Result<Reservation, Error> {
-        let size = self.inner.range_granularity.round_up(bytes)?;
+        let size = self.granularity().max(ADDRESS_UNIT).round_up(bytes)?;
         Ok(Reservation::at(self.device().driver(), size, address)?)
     }
 
