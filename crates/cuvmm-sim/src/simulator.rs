@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, Call, Driver, Error};
@@ -11,6 +12,10 @@ use crate::machine::Machine;
 use crate::session::{Answer, Session};
 use crate::state::{Home, State};
 use crate::stream::Kind;
+
+/// How long the counts wait for memory that only descriptors hold: a child process that some thread is starting has
+/// copies of all of them, until it executes its program.
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// A simulated CUDA driver: not a GPU, and never a fallback for one.
 ///
@@ -113,9 +118,10 @@ impl Simulator {
         &self.shared().machine
     }
 
-    /// What is alive.
+    /// What is alive. Waits a moment for descriptors of memory that has nothing else, as
+    /// [`physical_bytes`](Self::physical_bytes) does.
     pub fn live(&self) -> Live {
-        let mut state = self.shared().lock();
+        let mut state = self.settled();
         let devices = 0..self.machine().devices.len() as i32;
         let device_bytes = devices
             .map(|ordinal| (ordinal, state.used_by(Home::Device(ordinal))))
@@ -165,8 +171,23 @@ impl Simulator {
     }
 
     /// The bytes of physical memory of a device that were made here and that anything, anywhere on this host, holds.
+    /// Where that is only descriptors, it waits a moment first: a child process that another thread is starting has
+    /// copies of all of them until it executes its program.
     pub fn physical_bytes(&self, ordinal: i32) -> usize {
-        self.shared().lock().used_by(Home::Device(ordinal))
+        self.settled().used_by(Home::Device(ordinal))
+    }
+
+    /// The state, when no memory is held by descriptors alone, or after a moment.
+    fn settled(&self) -> MutexGuard<'_, State> {
+        let until = Instant::now() + MOMENT;
+        loop {
+            let mut state = self.shared().lock();
+            if !state.is_held() || Instant::now() >= until {
+                return state;
+            }
+            drop(state);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The bytes at a device address, whoever is granted what; none unless all of it is mapped. No call is made.

@@ -297,13 +297,19 @@ impl State {
         }
     }
 
-    /// Looks which memory nobody holds any more, and what is used then.
-    pub(crate) fn used_by(&mut self, home: Home) -> usize {
+    /// Looks which memory nobody holds any more; whether some is held by others alone.
+    pub(crate) fn is_held(&mut self) -> bool {
         let (held, free): (Vec<_>, Vec<_>) = self.held.drain(..).partition(|held| held.file.is_held());
         self.held = held;
         for memory in free {
             self.give_back(memory.home, memory.bytes);
         }
+        !self.held.is_empty()
+    }
+
+    /// The bytes that are in use there.
+    pub(crate) fn used_by(&mut self, home: Home) -> usize {
+        self.is_held();
         self.used.get(&home).copied().unwrap_or(0)
     }
 

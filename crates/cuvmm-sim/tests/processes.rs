@@ -8,6 +8,7 @@
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{Driver, RawDriver};
@@ -210,7 +211,12 @@ fn memory_is_held_by_an_importer_until_that_dies() {
     unsafe { driver.mem_release(handle) }.unwrap();
     assert_eq!(simulator.physical_bytes(0), UNIT);
     peer.kill();
-    assert_eq!(simulator.physical_bytes(0), 0);
+    // Children that other tests fork meanwhile hold copies of what is open here, for as long as they live.
+    let until = Instant::now() + Duration::from_secs(20);
+    while simulator.physical_bytes(0) > 0 {
+        assert!(Instant::now() < until, "the memory is still held");
+        std::thread::yield_now();
+    }
     assert!(simulator.live().device_bytes.is_empty());
 }
 
