@@ -1,0 +1,165 @@
+//! Handles in a forked child, and without a standard input.
+//!
+//! # Safety
+//! A child that is forked here drops what it inherited, reads its own memory, and ends by `_exit`: it needs nothing
+//! that another thread could have held. Its allocator is the C library's, which `fork` leaves usable.
+#![allow(unsafe_code)]
+
+mod support;
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
+use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
+use cuvmm_handles::{Allocation, Granularity, Mapping};
+use cuvmm_sim::{Faults, Machine, Simulator};
+use support::{Bench, G, R};
+
+unsafe extern "C" {
+    safe fn fork() -> i32;
+    safe fn alarm(seconds: u32) -> u32;
+    safe fn _exit(status: i32) -> !;
+    unsafe fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+}
+
+/// Runs `work` in a forked child, which is killed if it is not over in ten seconds, and gives its exit code; none
+/// for a child that was killed.
+fn in_child(work: impl FnOnce() -> i32) -> Option<i32> {
+    let child = fork();
+    if child == 0 {
+        alarm(10);
+        _exit(work());
+    }
+    assert!(child > 0, "a child");
+    let mut status = 0;
+    // SAFETY: the output is ours.
+    assert_eq!(unsafe { waitpid(child, &raw mut status, 0) }, child);
+    (status & 0x7f == 0).then_some(status >> 8 & 0xff)
+}
+
+/// Counts calls without a lock.
+#[derive(Clone, Default)]
+struct Count(Arc<AtomicUsize>);
+
+impl Hook for Count {
+    fn before(&self, _: &Invocation<'_>) -> Option<Failure> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+}
+
+/// In a forked child, dropping and closing make no call and touch no lock: here, while other threads hold the lock
+/// of the same reservation as often as not.
+#[test]
+fn a_forked_child_lets_go_without_a_call_or_a_lock() {
+    let (simulator, count) = (Simulator::new(Machine::small()), Count::default());
+    let driver = Driver::new(Hooked::new(simulator.clone(), count.clone())).unwrap();
+    let bench = Bench { simulator, driver, faults: Faults::new() };
+    let range = bench.addresses(1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 1..=3 {
+            let (range, stop) = (&range, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(range.take(thread * G, G));
+                }
+            });
+        }
+        for round in 0..30 {
+            let mappings = [(); 2].map(|()| bench.mapping());
+            let shared = Mapping::map(&range, R - G, bench.memory(1), bench.access()).unwrap();
+            let room = range.take(0, G).unwrap();
+            let [own, other] = [(); 2].map(|()| Arc::into_inner(bench.addresses(1)).unwrap());
+            let memory = Arc::into_inner(bench.memory(1)).unwrap();
+            let before = count.0.load(Ordering::Relaxed);
+            // The child's copies are its own: here everything stays as it is.
+            let mut all = Some((mappings, shared, room, own, other, memory));
+            let code = in_child(|| {
+                let Some(([closed, dropped], shared, room, own, other, memory)) = all.take() else { return 101 };
+                let closed = closed.close().is_ok() && own.close().is_ok() && memory.close().is_ok();
+                drop((dropped, shared, room, other));
+                let calls = count.0.load(Ordering::Relaxed) - before;
+                let stranded = bench.driver.stranded().total();
+                if closed && calls == 0 && stranded == 0 { 42 } else { 1 }
+            });
+            assert_eq!(code, Some(42), "round {round}: none is a child that hung");
+            assert!(all.is_some());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    drop(range);
+    bench.assert_clean();
+}
+
+#[test]
+fn what_a_child_drops_is_still_the_parents() {
+    let bench = Bench::small();
+    let mut mapping = Some(bench.mapping());
+    let live = bench.simulator.live();
+    assert_eq!(in_child(|| mapping.take().map_or(1, |mapping| i32::from(mapping.close().is_err()))), Some(0));
+    assert_eq!(bench.simulator.live(), live);
+    mapping.take().unwrap().close().unwrap();
+    bench.assert_clean();
+}
+
+/// An exported descriptor is never number 0, which drivers take for a null pointer: not even where that is the next
+/// that is free.
+#[test]
+fn no_descriptor_is_number_zero() {
+    let bench = Bench::small();
+    let code = in_child(|| {
+        // A simulator of the child's own, since the inherited one is the parent's.
+        let Ok(driver) = Simulator::new(Machine::small()).driver() else { return 1 };
+        let Ok(device) = driver.device(0) else { return 2 };
+        let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+        let properties = CUmemAllocationProp::pinned(device.location(), kind);
+        let Some(size) = Granularity::new(G).and_then(|granularity| granularity.exact(G).ok()) else { return 3 };
+        let Ok(memory) = Allocation::create(&driver, size, &properties) else { return 4 };
+        // SAFETY: nothing of this process reads its standard input.
+        drop(unsafe { OwnedFd::from_raw_fd(0) });
+        let Ok(descriptor) = memory.export_posix_fd() else { return 5 };
+        if descriptor.as_raw_fd() <= 2 {
+            return 6;
+        }
+        if Allocation::import_posix_fd(&driver, descriptor.as_fd(), size).is_err() {
+            return 7;
+        }
+        // Number 0 is free again.
+        std::fs::File::open("/dev/null").map_or(8, |file| file.as_raw_fd())
+    });
+    assert_eq!(code, Some(0));
+    bench.assert_clean();
+}
+
+/// A process that ends with live handles, after its driver has shut down, ends in silence.
+#[test]
+fn a_process_ends_quietly_with_handles_in_statics() {
+    use std::cell::RefCell;
+    use std::sync::{Mutex, OnceLock};
+
+    const ROLE: &str = "CUVMM_HANDLES_END_WITH";
+    static KEPT: OnceLock<Mutex<Vec<Mapping>>> = OnceLock::new();
+    thread_local!(static OF_THREAD: RefCell<Vec<Mapping>> = const { RefCell::new(Vec::new()) });
+
+    if let Some(role) = std::env::var_os(ROLE) {
+        let bench = Bench::small();
+        KEPT.get_or_init(Mutex::default).lock().unwrap().push(bench.mapping());
+        OF_THREAD.with_borrow_mut(|kept| kept.push(bench.mapping()));
+        if role == "shut down" {
+            bench.simulator.shut_down();
+        }
+        return;
+    }
+    for role in ["alive", "shut down"] {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["a_process_ends_quietly_with_handles_in_statics", "--exact", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{role}: {}", output.status);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{role}");
+    }
+}
