@@ -176,6 +176,11 @@ impl Room {
         self.size
     }
 
+    /// Where it ends in the reservation, in bytes. It was taken within the reservation, so the sum doesn't overflow.
+    pub fn end(&self) -> usize {
+        self.offset + self.size
+    }
+
     /// Keeps it taken for ever, and with it the reservation: something is mapped there that can't be unmapped.
     pub(crate) fn stick(&mut self) {
         self.stuck = true;

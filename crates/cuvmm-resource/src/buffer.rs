@@ -125,7 +125,7 @@ impl VirtualMemoryBuffer {
     /// Where the room behind its memory begins, in the reservation that it ends in.
     pub(crate) fn room_behind(&self) -> Option<(&Arc<Reservation>, usize)> {
         match self.range.last() {
-            Some(last) => Some((last.room().reservation(), last.room().offset() + last.room().size())),
+            Some(last) => Some((last.room().reservation(), last.room().end())),
             None => self.reserved.as_ref().map(|reserved| (reserved, 0)),
         }
     }
