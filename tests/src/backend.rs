@@ -1,8 +1,10 @@
 //! [`Backend`]: a driver to test on, with faults in front of it and a ledger of what it did.
 
-use cuvmm::{Device, Driver, HandleKind, Options, VirtualMemoryResource};
+use std::sync::{Arc, Mutex};
+
+use cuvmm::{CUresult, Call, Device, Driver, HandleKind, Options, VirtualMemoryResource};
 use cuvmm_driver::{Hooked, Table};
-use cuvmm_sim::faults::{Faults, Ledger};
+use cuvmm_sim::faults::{Faults, Ledger, When};
 use cuvmm_sim::{Live, Machine, Preset, Simulator};
 
 /// Which driver a test runs on.
@@ -38,20 +40,142 @@ pub struct Backend {
     /// The simulator behind the driver, where it is one.
     pub simulator: Option<Simulator>,
     test: &'static str,
+    left: Mutex<Left>,
+}
+
+/// What is left alive on purpose, because a call that would have undone it was made to fail, or could not be made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Reservations.
+    pub reservations: usize,
+    /// References to physical memory.
+    pub allocations: usize,
+    /// Mappings.
+    pub mappings: usize,
+    /// Events.
+    pub events: usize,
+    /// References to primary contexts.
+    pub contexts: usize,
+    /// What the library counted as stranded.
+    pub stranded: usize,
+}
+
+impl Left {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            reservations: self.reservations + other.reservations,
+            allocations: self.allocations + other.allocations,
+            mappings: self.mappings + other.mappings,
+            events: self.events + other.events,
+            contexts: self.contexts + other.contexts,
+            stranded: self.stranded + other.stranded,
+        }
+    }
+
+    /// What is alive, where this is left beside what was. Memory that is left has its bytes.
+    fn beside(self, was: &Live, is: &Live) -> Live {
+        let mut live = was.clone();
+        live.reservations += self.reservations;
+        live.allocations += self.allocations;
+        live.mappings += self.mappings;
+        live.events += self.events;
+        live.contexts += self.contexts;
+        if self.allocations + self.mappings > 0 {
+            live.device_bytes = is.device_bytes.clone();
+            live.imported = is.imported;
+        }
+        live
+    }
+}
+
+/// What was alive and stranded at some moment.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    live: Live,
+    stranded: usize,
+}
+
+/// The arguments of the calls of one name, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Watched {
+    arguments: Arc<Mutex<Vec<Vec<u64>>>>,
+}
+
+impl Watched {
+    /// The first two arguments of each call so far, which are address and size for most; forgets them.
+    pub fn take_pairs(&self) -> Vec<(u64, u64)> {
+        let calls = std::mem::take(&mut *self.arguments.lock().unwrap());
+        calls.into_iter().map(|arguments| (arguments[0], arguments[1])).collect()
+    }
 }
 
 impl Backend {
-    /// Runs a test, and demands that it leaves nothing behind and did nothing undefined.
+    /// Runs a test, and demands that it leaves behind what it said, which is nothing if it said nothing, and did
+    /// nothing undefined.
     pub fn run(kind: Kind, test: &'static str, body: fn(&Self)) {
         let backend = Self::open(kind, test);
-        let before = backend.ledger.live();
         body(&backend);
-        backend.require_clean();
-        assert_eq!(backend.ledger.live(), before, "left behind");
-        assert_eq!(backend.driver.stranded().total(), 0, "stranded");
-        if let Some(simulator) = &backend.simulator {
-            assert_eq!(simulator.live(), Live::default(), "left behind in the simulator");
+        backend.finish();
+    }
+
+    /// Demands what [`run`](Self::run) does of a backend whose work is over.
+    pub fn finish(self) {
+        self.require_clean();
+        let left = *self.left.lock().unwrap();
+        let ledger = self.ledger.live();
+        assert_eq!(ledger, left.beside(&Live::default(), &ledger), "left behind");
+        assert_eq!(self.driver.stranded().total(), left.stranded, "stranded");
+        if let Some(simulator) = &self.simulator {
+            let live = simulator.live();
+            assert_eq!(live, left.beside(&Live::default(), &live), "left behind in the simulator");
         }
+    }
+
+    /// What is alive and stranded now.
+    pub fn mark(&self) -> Mark {
+        Mark { live: self.live(), stranded: self.driver.stranded().total() }
+    }
+
+    /// Demands that nothing was left alive or stranded, or lost, since then.
+    #[track_caller]
+    pub fn require_unchanged(&self, since: &Mark) {
+        self.require_left(since, Left::default());
+    }
+
+    /// Demands that exactly this was left since then, and lets the test end with it.
+    #[track_caller]
+    pub fn require_left(&self, since: &Mark, left: Left) {
+        let live = self.live();
+        assert_eq!(live, left.beside(&since.live, &live), "what is alive");
+        assert_eq!(self.driver.stranded().total(), since.stranded + left.stranded, "what is stranded");
+        self.require_stays(left);
+    }
+
+    /// Demands that this is left when the test ends, beside what else is.
+    pub fn require_stays(&self, left: Left) {
+        let mut sum = self.left.lock().unwrap();
+        *sum = sum.plus(left);
+    }
+
+    /// Demands that `work` makes no call.
+    #[track_caller]
+    pub fn require_no_call<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.ledger.calls().len();
+        let result = work();
+        assert_eq!(self.ledger.calls()[before..], [], "calls");
+        result
+    }
+
+    /// Takes notes of the arguments of all later calls of that name.
+    pub fn watch(&self, call: Call) -> Watched {
+        let watched = Watched::default();
+        let notes = watched.clone();
+        let note = move |arguments: &[u64]| {
+            notes.arguments.lock().unwrap().push(arguments.to_vec());
+            false
+        };
+        self.faults.fail_when(call, note, CUresult::UNKNOWN, When::Before);
+        watched
     }
 
     /// Opens a backend. A GPU that isn't there is a failure and no silent pass.
@@ -77,7 +201,12 @@ impl Backend {
         if kind == Kind::GpuPair {
             driver.device(1).expect("a second device");
         }
-        Self { kind, driver, device, faults, ledger, simulator, test }
+        Self { kind, driver, device, faults, ledger, simulator, test, left: Mutex::default() }
+    }
+
+    /// Another driver of the same kind, for values that must never meet this one's.
+    pub fn another(&self) -> Self {
+        Self::open(self.kind, self.test)
     }
 
     /// The test's own path, as the harness has it.

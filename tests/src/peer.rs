@@ -1,14 +1,17 @@
 //! [`Peer`]: a second process that runs another part of the same test.
 
-use std::io::stdin;
+use std::io::{Read, Write, stdin};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use crate::backend::Backend;
 
 /// Names the part that a process plays.
 const ROLE: &str = "CUVMM_TESTS_ROLE";
+/// The only part of a test that runs in a process of its own.
+const ALONE: &str = "alone";
 
 /// A second process, which plays a part of the test that started it. It is killed when dropped.
 pub struct Peer {
@@ -38,6 +41,27 @@ impl Peer {
         Some((role, UnixStream::from(socket)))
     }
 
+    /// Runs `body` in a process of its own, in which nothing else opens files or grows: this same test, begun again
+    /// there.
+    pub fn alone(backend: &Backend, body: impl FnOnce()) {
+        match Self::role() {
+            Some((role, _)) if role == ALONE => body(),
+            Some(_) => panic!("this test has no other parts"),
+            None => Self::start(backend, ALONE).join(),
+        }
+    }
+
+    /// Says to the other process that it may go on.
+    pub fn signal(socket: &UnixStream) {
+        (&*socket).write_all(b"!").expect("a peer that listens");
+    }
+
+    /// Waits for a [`signal`](Self::signal), a minute at most.
+    pub fn await_signal(socket: &UnixStream) {
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket with a timeout");
+        (&*socket).read_exact(&mut [0]).expect("a signal of the peer");
+    }
+
     /// Waits for its end, which must be a good one.
     pub fn join(mut self) {
         let status = self.child.wait().expect("the second process's end");
@@ -57,4 +81,15 @@ impl Drop for Peer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The numbers of the files that this process has open.
+pub fn open_files() -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("a list of open files");
+    let names: Vec<_> = entries.map(|entry| entry.expect("an open file").file_name()).collect();
+    let mut numbers: Vec<i32> = names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect();
+    // The list itself was open while it was read.
+    numbers.retain(|number| std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok());
+    numbers.sort_unstable();
+    numbers
 }

@@ -1,14 +1,96 @@
-//! Work whose end a test decides, and bytes that say where they belong.
+//! Work on streams: gates that a test opens, captures, host functions.
 //!
 //! # Safety
-//! A gate's host function reads a flag that the gate keeps alive until the function has run.
+//! Streams live as long as what is queued on them, host functions own what they touch, and what is queued on a buffer
+//! is waited for before the buffer goes: that is what the tests are about.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use cuvmm::StreamRef;
+use cuvmm::driver::sys::{CUcontext, CUgraph, CUstream, CUstream_flags, CUstreamCaptureMode};
+use cuvmm::{Device, Driver, StreamOwner, StreamRef, VirtualMemoryBuffer};
+
+/// How long a test waits for what should come at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The device's primary context, current on this thread until dropped.
+pub struct Current {
+    device: Device,
+    /// The context.
+    pub context: CUcontext,
+}
+
+impl Current {
+    /// Makes it current.
+    pub fn push(device: &Device) -> Self {
+        let context = device.primary_ctx_retain().expect("a primary context");
+        // SAFETY: it was retained just now.
+        unsafe { device.driver().ctx_push_current(context) }.expect("a context to push");
+        Self { device: device.clone(), context }
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        self.device.driver().ctx_pop_current().expect("a context to pop");
+        // SAFETY: it was retained by `push`, once.
+        unsafe { self.device.primary_ctx_release() }.expect("a primary context to release");
+    }
+}
+
+/// A stream made outside of the library, of either kind.
+pub struct Stream {
+    device: Device,
+    stream: CUstream,
+}
+
+impl Stream {
+    /// One that waits for the legacy default stream, which waits for it.
+    pub fn blocking(device: &Device) -> StreamRef {
+        Self::create(device, CUstream_flags::DEFAULT)
+    }
+
+    /// One that waits for no other.
+    pub fn non_blocking(device: &Device) -> StreamRef {
+        Self::create(device, CUstream_flags::NON_BLOCKING)
+    }
+
+    fn create(device: &Device, flags: CUstream_flags) -> StreamRef {
+        device.primary_ctx_retain().expect("a primary context");
+        let current = Current::push(device);
+        let stream = device.driver().stream_create(flags).expect("a stream");
+        drop(current);
+        StreamRef::from_owner(Arc::new(Self { device: device.clone(), stream })).expect("a shared stream")
+    }
+}
+
+// SAFETY: the stream is destroyed when the value is dropped, and is of the device's driver.
+unsafe impl StreamOwner for Stream {
+    fn driver(&self) -> &Driver {
+        self.device.driver()
+    }
+
+    fn stream(&self) -> CUstream {
+        self.stream
+    }
+}
+
+// SAFETY: a stream may be used and destroyed by any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; nothing of it changes.
+unsafe impl Sync for Stream {}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: it is ours, and nobody shares it any more.
+        unsafe { self.device.driver().stream_destroy(self.stream) }.expect("a stream to destroy");
+        // SAFETY: it was retained when the stream was made, once.
+        unsafe { self.device.primary_ctx_release() }.expect("a primary context to release");
+    }
+}
 
 /// Holds up a stream, by a host function that returns when the gate opens, or after 30 seconds.
 pub struct Gate {
@@ -41,6 +123,16 @@ impl Gate {
             meanwhile()
         })
     }
+
+    /// Calls `waits`, which must return only when the stream has gone on, and so when the gate is opened a while
+    /// later. What it did not wait for it would have found unfinished.
+    #[track_caller]
+    pub fn require_wait<T>(&self, stream: &StreamRef, waits: impl FnOnce() -> T) -> T {
+        assert!(!is_idle(stream), "nothing to wait for");
+        let (result, idle) = self.open_after(Duration::from_millis(60), || (waits(), is_idle(stream)));
+        assert!(idle, "it did not wait");
+        result
+    }
 }
 
 impl Drop for Gate {
@@ -53,10 +145,81 @@ unsafe extern "C" fn wait(user_data: *mut c_void) {
     // SAFETY: `Gate::close` made this share of the flag for this one call.
     let open = unsafe { Arc::from_raw(user_data.cast::<(Mutex<bool>, Condvar)>()) };
     let guard = open.0.lock().unwrap();
-    drop(open.1.wait_timeout_while(guard, Duration::from_secs(30), |open| !*open).unwrap());
+    drop(open.1.wait_timeout_while(guard, PATIENCE, |open| !*open).unwrap());
 }
 
-/// `length` bytes that depend on the seed and on where they are.
-pub fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|index| (index as u64).wrapping_mul(0x9e37_79b9).to_le_bytes()[2] ^ seed).collect()
+/// Calls `work` in a host function of the stream, behind what is queued on it, and gives its result.
+pub fn in_host_function<T: Send + 'static>(stream: &StreamRef, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = channel();
+    let work: Box<dyn FnOnce() + Send> = Box::new(move || drop(sender.send(work())));
+    let user_data = Box::into_raw(Box::new(work)).cast::<c_void>();
+    // SAFETY: the function takes over the closure that it is given.
+    unsafe { stream.driver().launch_host_func(stream.as_raw(), Some(call), user_data) }.expect("a host function");
+    let result = receiver.recv_timeout(PATIENCE).expect("the end of a host function");
+    stream.synchronize().expect("a stream that went on");
+    result
+}
+
+unsafe extern "C" fn call(user_data: *mut c_void) {
+    // SAFETY: `in_host_function` made it for this one call.
+    let work = unsafe { Box::from_raw(user_data.cast::<Box<dyn FnOnce() + Send>>()) };
+    work();
+}
+
+/// Queues a fill of the whole buffer and does not wait for it, as a kernel of somebody else's.
+pub fn queue_fill(stream: &StreamRef, buffer: &VirtualMemoryBuffer, value: u8) {
+    let _current = Current::push(buffer.resource().device());
+    // SAFETY: the buffer waits for the stream before it goes, or the test for both.
+    unsafe { stream.driver().memset_d8_async(buffer.address(), value, buffer.size(), stream.as_raw()) }
+        .expect("a fill to queue");
+}
+
+/// Whether all work on the stream is done, asked beside whatever is captured.
+pub fn is_idle(stream: &StreamRef) -> bool {
+    let driver = stream.driver();
+    let mode = driver.thread_exchange_stream_capture_mode(CUstreamCaptureMode::RELAXED).expect("a capture mode");
+    // SAFETY: the stream is alive.
+    let idle = unsafe { driver.stream_query(stream.as_raw()) };
+    driver.thread_exchange_stream_capture_mode(mode).expect("a capture mode");
+    idle.expect("a stream without an error")
+}
+
+/// A capture that goes on on a stream.
+pub struct Capture {
+    stream: StreamRef,
+    ended: bool,
+}
+
+impl Capture {
+    /// Begins one, with a fill of `buffer` in it, which must outlive the capture but is never launched on.
+    pub fn begin(stream: &StreamRef, mode: CUstreamCaptureMode, buffer: &VirtualMemoryBuffer) -> Self {
+        // SAFETY: the stream is alive.
+        unsafe { stream.driver().stream_begin_capture(stream.as_raw(), mode) }.expect("a capture");
+        queue_fill(stream, buffer, 0x77);
+        Self { stream: stream.clone(), ended: false }
+    }
+
+    /// Ends it, which must go well: nothing killed it, and what was captured is there.
+    #[track_caller]
+    pub fn end(mut self) {
+        let graph = self.end_now().expect("a capture that lived");
+        assert!(!graph.is_null());
+        // SAFETY: the graph is ours.
+        unsafe { self.stream.driver().graph_destroy(graph) }.expect("a graph to destroy");
+    }
+
+    fn end_now(&mut self) -> Result<CUgraph, cuvmm::driver::Error> {
+        self.ended = true;
+        // SAFETY: the stream is alive.
+        unsafe { self.stream.driver().stream_end_capture(self.stream.as_raw()) }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if !self.ended {
+            // A test that failed leaves no capture to those that follow.
+            let _ = self.end_now();
+        }
+    }
 }

@@ -1,0 +1,35 @@
+//! The driver calls of an operation, to make each of them fail.
+
+use cuvmm::{CUresult, Call};
+
+use crate::backend::Backend;
+
+/// The codes that calls are made to fail with: wrong value, no memory, not ready, a broken context, not permitted,
+/// not supported, and whatever else.
+pub const CODES: [CUresult; 7] = [
+    CUresult::INVALID_VALUE,
+    CUresult::OUT_OF_MEMORY,
+    CUresult::NOT_READY,
+    CUresult::ILLEGAL_ADDRESS,
+    CUresult::NOT_PERMITTED,
+    CUresult::NOT_SUPPORTED,
+    CUresult::UNKNOWN,
+];
+
+/// One call of an operation: the `nth` of its name, from 1 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Its name.
+    pub call: Call,
+    /// Which of that name.
+    pub nth: usize,
+}
+
+/// The calls that reach the driver while `work` runs, in order, and what it returns.
+pub fn steps<T>(backend: &Backend, work: impl FnOnce() -> T) -> (Vec<Step>, T) {
+    let before = backend.ledger.calls().len();
+    let result = work();
+    let calls = backend.ledger.calls().split_off(before);
+    let nth = |index: usize| calls[..=index].iter().filter(|call| **call == calls[index]).count();
+    (calls.iter().enumerate().map(|(index, &call)| Step { call, nth: nth(index) }).collect(), result)
+}
