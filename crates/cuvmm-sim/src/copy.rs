@@ -177,7 +177,7 @@ fn submit(session: &mut Session<'_>, stream: u64, work: Work) -> Answer {
 }
 
 pub(crate) fn launch_host(session: &mut Session<'_>, stream: CUstream, call: HostCall) -> Answer {
-    let (stream, _) = session.stream_in_context(stream)?;
+    let (stream, _) = session.working_stream(stream)?;
     if call.function.is_none() {
         return Err(CUresult::INVALID_VALUE);
     }

@@ -25,8 +25,6 @@ pub(crate) struct Policy {
     pub(crate) access_across_reservations: bool,
     /// Handle types that nobody defined are ignored at create.
     pub(crate) unknown_handle_types: bool,
-    /// Waiting for, asking and queueing on a stream or event that is named needs no current context.
-    pub(crate) named_streams_need_no_context: bool,
     /// Memory made at HOST says that it is at HOST_NUMA 0.
     pub(crate) host_reads_as_numa: bool,
 }
@@ -41,7 +39,6 @@ impl Preset {
             unmap_across_reservations: lax,
             access_across_reservations: lax,
             unknown_handle_types: lax,
-            named_streams_need_no_context: lax,
             host_reads_as_numa: lax,
         }
     }

@@ -189,27 +189,13 @@ impl Session<'_> {
         Ok(id)
     }
 
-    /// The stream that a call names, and its context if that isn't broken.
+    /// The stream that a call names, and its context if that isn't broken. A stream that somebody made brings its
+    /// context, so that none need be current.
     pub(crate) fn working_stream(&mut self, stream: CUstream) -> Answer<(u64, u64)> {
         let id = self.stream(stream)?;
         let context = self.streams.get(&id).ok_or(CUresult::INVALID_HANDLE)?.context;
         intact(self, context)?;
         Ok((id, context))
-    }
-
-    /// As [`working_stream`](Self::working_stream), for the calls that are documented to need a current context.
-    pub(crate) fn stream_in_context(&mut self, stream: CUstream) -> Answer<(u64, u64)> {
-        self.need_context()?;
-        self.working_stream(stream)
-    }
-
-    /// A host function's thread is the driver's own, and is not asked.
-    fn need_context(&mut self) -> Answer {
-        let thread = self.thread;
-        if self.policy.named_streams_need_no_context || self.thread(thread).callback.is_some() {
-            return Ok(());
-        }
-        context::current(self).map(drop)
     }
 
     /// Queues a job; its number.
@@ -310,7 +296,7 @@ pub(crate) fn destroy(session: &mut Session<'_>, stream: CUstream) -> Answer {
 }
 
 pub(crate) fn synchronize(session: &mut Session<'_>, stream: CUstream) -> Answer {
-    let (id, context) = session.stream_in_context(stream)?;
+    let (id, context) = session.working_stream(stream)?;
     capture::refuse_wait(session, Some(id))?;
     let awaited = session.awaited(id);
     session.refuse_own_stream(&awaited)?;
@@ -319,7 +305,7 @@ pub(crate) fn synchronize(session: &mut Session<'_>, stream: CUstream) -> Answer
 }
 
 pub(crate) fn query(session: &mut Session<'_>, stream: CUstream) -> Answer {
-    let (id, _) = session.stream_in_context(stream)?;
+    let (id, _) = session.working_stream(stream)?;
     capture::refuse_wait(session, Some(id))?;
     let awaited = session.awaited(id);
     if awaited.iter().any(|number| session.pending.contains_key(number)) {
@@ -362,7 +348,7 @@ pub(crate) fn event_destroy(session: &mut Session<'_>, event: CUevent) -> Answer
 
 pub(crate) fn event_record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer {
     let event = named(session, event)?;
-    let (id, context) = session.stream_in_context(stream)?;
+    let (id, context) = session.working_stream(stream)?;
     if session.events.get(&event).is_some_and(|event| event.context != context) {
         return Err(CUresult::INVALID_HANDLE);
     }
@@ -399,7 +385,6 @@ pub(crate) fn event_query(session: &mut Session<'_>, event: CUevent) -> Answer {
 }
 
 pub(crate) fn event_synchronize(session: &mut Session<'_>, event: CUevent) -> Answer {
-    session.need_context()?;
     let (context, last) = asked(session, event)?;
     if let Some(number) = last {
         session.refuse_own_stream(&[number])?;
@@ -410,7 +395,7 @@ pub(crate) fn event_synchronize(session: &mut Session<'_>, event: CUevent) -> An
 
 pub(crate) fn wait_event(session: &mut Session<'_>, stream: CUstream, event: CUevent, flags: u32) -> Answer {
     let event = named(session, event)?;
-    let (id, _) = session.stream_in_context(stream)?;
+    let (id, _) = session.working_stream(stream)?;
     if flags != 0 {
         return Err(CUresult::INVALID_VALUE);
     }
