@@ -78,7 +78,8 @@ impl Left {
         live.reservations += self.reservations;
         live.allocations += self.allocations;
         live.mappings += self.mappings;
-        live.events += self.events;
+        // An event that nobody destroys ends with its context.
+        live.events = (live.events + self.events).min(is.events.max(live.events));
         live.contexts += self.contexts;
         if self.allocations + self.mappings > 0 {
             live.device_bytes = is.device_bytes.clone();

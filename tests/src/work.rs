@@ -102,8 +102,10 @@ impl Gate {
     pub fn close(stream: &StreamRef) -> Self {
         let open = Arc::new((Mutex::new(false), Condvar::new()));
         let user_data = Arc::into_raw(Arc::clone(&open)).cast_mut().cast::<c_void>();
-        // SAFETY: the function takes over the share that it is given.
-        unsafe { stream.driver().launch_host_func(stream.as_raw(), Some(wait), user_data) }.expect("a host function");
+        queue(stream, || {
+            // SAFETY: the function takes over the share that it is given.
+            unsafe { stream.driver().launch_host_func(stream.as_raw(), Some(wait), user_data) }
+        });
         Self { open }
     }
 
@@ -153,8 +155,10 @@ pub fn in_host_function<T: Send + 'static>(stream: &StreamRef, work: impl FnOnce
     let (sender, receiver) = channel();
     let work: Box<dyn FnOnce() + Send> = Box::new(move || drop(sender.send(work())));
     let user_data = Box::into_raw(Box::new(work)).cast::<c_void>();
-    // SAFETY: the function takes over the closure that it is given.
-    unsafe { stream.driver().launch_host_func(stream.as_raw(), Some(call), user_data) }.expect("a host function");
+    queue(stream, || {
+        // SAFETY: the function takes over the closure that it is given.
+        unsafe { stream.driver().launch_host_func(stream.as_raw(), Some(call), user_data) }
+    });
     let result = receiver.recv_timeout(PATIENCE).expect("the end of a host function");
     stream.synchronize().expect("a stream that went on");
     result
@@ -168,18 +172,36 @@ unsafe extern "C" fn call(user_data: *mut c_void) {
 
 /// Queues a fill of the whole buffer and does not wait for it, as a kernel of somebody else's.
 pub fn queue_fill(stream: &StreamRef, buffer: &VirtualMemoryBuffer, value: u8) {
-    let _current = Current::push(buffer.resource().device());
-    // SAFETY: the buffer waits for the stream before it goes, or the test for both.
-    unsafe { stream.driver().memset_d8_async(buffer.address(), value, buffer.size(), stream.as_raw()) }
-        .expect("a fill to queue");
+    queue(stream, || {
+        // SAFETY: the buffer waits for the stream before it goes, or the test for both.
+        unsafe { stream.driver().memset_d8_async(buffer.address(), value, buffer.size(), stream.as_raw()) }
+    });
+}
+
+fn queue(stream: &StreamRef, work: impl FnOnce() -> Result<(), cuvmm::driver::Error>) {
+    in_context_of(stream, work).expect("work to queue");
+}
+
+/// Calls `work` with the stream's context current.
+fn in_context_of<T>(stream: &StreamRef, work: impl FnOnce() -> T) -> T {
+    let driver = stream.driver();
+    // SAFETY: the stream is alive.
+    let context = unsafe { driver.stream_get_ctx(stream.as_raw()) }.expect("a context");
+    // SAFETY: the context lives as long as the stream.
+    unsafe { driver.ctx_push_current(context) }.expect("a context to push");
+    let result = work();
+    driver.ctx_pop_current().expect("a context to pop");
+    result
 }
 
 /// Whether all work on the stream is done, asked beside whatever is captured.
 pub fn is_idle(stream: &StreamRef) -> bool {
     let driver = stream.driver();
     let mode = driver.thread_exchange_stream_capture_mode(CUstreamCaptureMode::RELAXED).expect("a capture mode");
-    // SAFETY: the stream is alive.
-    let idle = unsafe { driver.stream_query(stream.as_raw()) };
+    let idle = in_context_of(stream, || {
+        // SAFETY: the stream is alive.
+        unsafe { driver.stream_query(stream.as_raw()) }
+    });
     driver.thread_exchange_stream_capture_mode(mode).expect("a capture mode");
     idle.expect("a stream without an error")
 }
@@ -193,8 +215,10 @@ pub struct Capture {
 impl Capture {
     /// Begins one, with a fill of `buffer` in it, which must outlive the capture but is never launched on.
     pub fn begin(stream: &StreamRef, mode: CUstreamCaptureMode, buffer: &VirtualMemoryBuffer) -> Self {
-        // SAFETY: the stream is alive.
-        unsafe { stream.driver().stream_begin_capture(stream.as_raw(), mode) }.expect("a capture");
+        queue(stream, || {
+            // SAFETY: the stream is alive.
+            unsafe { stream.driver().stream_begin_capture(stream.as_raw(), mode) }
+        });
         queue_fill(stream, buffer, 0x77);
         Self { stream: stream.clone(), ended: false }
     }
@@ -210,8 +234,10 @@ impl Capture {
 
     fn end_now(&mut self) -> Result<CUgraph, cuvmm::driver::Error> {
         self.ended = true;
-        // SAFETY: the stream is alive.
-        unsafe { self.stream.driver().stream_end_capture(self.stream.as_raw()) }
+        in_context_of(&self.stream, || {
+            // SAFETY: the stream is alive.
+            unsafe { self.stream.driver().stream_end_capture(self.stream.as_raw()) }
+        })
     }
 }
 

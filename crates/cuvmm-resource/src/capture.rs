@@ -9,7 +9,9 @@
 #![allow(unsafe_code)]
 
 use cuvmm_driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
-use cuvmm_driver::{CUresult, Driver, Error, StrandedKind};
+use cuvmm_driver::{CUresult, Driver, Error};
+
+use crate::stream::strand;
 
 /// A stream to wait for or to queue on, and its context; both alive while this is borrowed.
 #[derive(Clone, Copy)]
@@ -114,19 +116,30 @@ impl<'a> Session<'a> {
     }
 }
 
-impl Drop for Session<'_> {
-    fn drop(&mut self) {
+impl Session<'_> {
+    /// Restores the thread's context and capture mode, as dropping this does, and says how that went.
+    pub(crate) fn leave(mut self) -> Result<(), Error> {
+        self.restore()
+    }
+
+    /// Goes on past a failure, which is counted and reported, and returns the first.
+    fn restore(&mut self) -> Result<(), Error> {
         let driver = self.target.driver;
-        let popped = if self.pushed { driver.ctx_pop_current().map(drop) } else { Ok(()) };
-        let restored = match self.previous {
+        let popped = if std::mem::take(&mut self.pushed) { driver.ctx_pop_current().map(drop) } else { Ok(()) };
+        let restored = match self.previous.take() {
             Some(mode) => driver.thread_exchange_stream_capture_mode(mode).map(drop),
             None => Ok(()),
         };
-        for error in [popped, restored].into_iter().filter_map(Result::err) {
-            if error.code() != Some(CUresult::DEINITIALIZED) {
-                driver.stranded().add(StrandedKind::Other);
-                tracing::error!(%error, "the thread's context or capture mode is not restored");
-            }
+        for error in [&popped, &restored].into_iter().filter_map(|result| result.as_ref().err()) {
+            strand(driver, error, "the thread's context or capture mode is not restored");
         }
+        popped.and(restored)
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        // A failure was counted and reported by `restore`.
+        let _ = self.restore();
     }
 }

@@ -8,7 +8,9 @@
 //! A fence's event is alive until the fence is dropped, and of its stream's context, which the fence keeps alive.
 #![allow(unsafe_code)]
 
-use cuvmm_driver::sys::CUevent;
+use std::thread::ThreadId;
+
+use cuvmm_driver::sys::{CUcontext, CUevent};
 use cuvmm_driver::{Device, Driver};
 
 use crate::capture::{Session, Target, in_host_callback, is_capture_code};
@@ -67,18 +69,19 @@ impl Order {
     /// Makes the buffer wait for the work queued on `stream` so far. A later fence on a stream covers an earlier
     /// one, so there is at most one for each.
     pub(crate) fn fence(&mut self, stream: &StreamRef) -> Result<(), Error> {
+        let named = Named::of(stream)?;
         let session = Session::require(stream.target())?;
         if session.is_capturing()? {
             return Err(Error::StreamCapturing);
         }
-        let known = self.fences.iter().position(|fence| fence.stream == *stream);
+        let known = self.fences.iter().position(|fence| fence.stream == *stream && fence.named == named);
         let event = match known.map(|index| self.fences[index].event) {
             Some(Some(event)) => event,
             // A fence without an event waits for the whole of its stream: it covers this work too.
             Some(None) => return Ok(()),
             None => {
                 let event = session.create_event()?;
-                self.fences.push(Fence { stream: stream.clone(), event: Some(event) });
+                self.fences.push(Fence { stream: stream.clone(), named, event: Some(event) });
                 event
             }
         };
@@ -91,14 +94,22 @@ impl Order {
         Ok(recorded?)
     }
 
-    /// Makes the buffer wait for the whole of `stream`, where no event could be recorded.
-    pub(crate) fn fence_stream(&mut self, stream: &StreamRef) {
-        self.fences.retain(|fence| fence.stream != *stream);
-        self.fences.push(Fence { stream: stream.clone(), event: None });
+    /// Makes the buffer wait for the whole of `stream`, where no event could be recorded. Gives the fence that this
+    /// covers.
+    #[must_use = "a fence is let go of without the lock"]
+    pub(crate) fn fence_stream(&mut self, stream: &StreamRef) -> Option<Fence> {
+        let fence = Fence { stream: stream.clone(), named: None, event: None };
+        match self.fences.iter_mut().find(|known| known.stream == *stream && known.named.is_none()) {
+            Some(known) => Some(std::mem::replace(known, fence)),
+            None => {
+                self.fences.push(fence);
+                None
+            }
+        }
     }
 
-    /// Waits for the release stream (`instead`, where one is given) and every fence. Where nothing is refused, the
-    /// fences are used up.
+    /// Waits for the release stream (`instead`, where one is given) and every fence. Where all went well, the fences
+    /// are used up.
     ///
     /// Whether anything is in the way is found out first, for all of them, so that a refusal waits for nothing.
     pub(crate) fn settle(&mut self, device: &Device, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
@@ -136,6 +147,7 @@ impl Order {
                 Ok(false) => {}
                 Err(error) => first = first.and(Err(error)),
             }
+            first = first.and(session.leave());
         }
         for (target, event) in &waits {
             let (session, entered) = Session::enter(*target);
@@ -148,11 +160,16 @@ impl Order {
                 Err(error) if is_capture_code(error.code()) => {
                     return Err(Unsettled::Refused(Error::Driver(error)));
                 }
-                waited => first = first.and(entered).and(waited),
+                waited => first = first.and(entered).and(waited).and(session.leave()),
             }
         }
         drop(waits);
-        self.fences.clear();
+        if first.is_ok() {
+            for fence in self.fences.drain(..) {
+                first = first.and(fence.end());
+            }
+        }
+        first = first.and(primary.map_or(Ok(()), PrimaryContext::release));
         first.map_err(|error| Unsettled::Failed(Error::Driver(error)))
     }
 }
@@ -162,21 +179,51 @@ fn active_primary_context(device: &Device) -> Result<Option<PrimaryContext>, cuv
     if device.primary_ctx_is_active()? { PrimaryContext::retain(device).map(Some) } else { Ok(None) }
 }
 
+/// Where a default stream's token was used: it names another stream on another thread and in another context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Named {
+    thread: ThreadId,
+    context: CUcontext,
+}
+
+impl Named {
+    /// None for a stream that is the same everywhere.
+    fn of(stream: &StreamRef) -> Result<Option<Self>, Error> {
+        if !stream.is_default() {
+            return Ok(None);
+        }
+        let context = stream.driver().ctx_get_current()?;
+        Ok(Some(Self { thread: std::thread::current().id(), context }))
+    }
+}
+
 /// Work on some stream that a buffer waits for.
 #[derive(Debug)]
-struct Fence {
+pub(crate) struct Fence {
     stream: StreamRef,
+    named: Option<Named>,
     /// Recorded behind the work; none: the whole stream is waited for.
     event: Option<CUevent>,
 }
 
+impl Fence {
+    /// Destroys the event, as dropping this does, and says how that went.
+    fn end(mut self) -> Result<(), cuvmm_driver::Error> {
+        self.destroy()
+    }
+
+    fn destroy(&mut self) -> Result<(), cuvmm_driver::Error> {
+        let driver: &Driver = self.stream.driver();
+        let Some(event) = self.event.take().filter(|_| !driver.is_forked()) else { return Ok(()) };
+        // SAFETY: the event was the fence's, which destroys it once; that is allowed before it completes.
+        let result = unsafe { driver.event_destroy(event) };
+        result.inspect_err(|error| strand(driver, error, "an event was not destroyed"))
+    }
+}
+
 impl Drop for Fence {
     fn drop(&mut self) {
-        let driver: &Driver = self.stream.driver();
-        let Some(event) = self.event.filter(|_| !driver.is_forked()) else { return };
-        // SAFETY: the event is the fence's, which destroys it once; that is allowed before it completes.
-        if let Err(error) = unsafe { driver.event_destroy(event) } {
-            strand(driver, &error, "an event was not destroyed");
-        }
+        // A failure was counted and reported by `destroy`.
+        let _ = self.destroy();
     }
 }

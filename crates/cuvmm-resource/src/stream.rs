@@ -36,7 +36,8 @@ pub struct StreamRef {
 struct Inner {
     driver: Driver,
     stream: CUstream,
-    /// The stream's context, asked once; null for a default-stream token, which has none of its own.
+    /// The stream's context, asked once; null for a default-stream token that somebody named, which has none of its
+    /// own.
     context: CUcontext,
     keep: Keep,
 }
@@ -45,6 +46,8 @@ struct Inner {
 enum Keep {
     /// It is ours; so is a share of its context.
     Ours(#[allow(dead_code, reason = "held for its drop")] PrimaryContext),
+    /// It is the legacy default stream of a context, which lives as long as that.
+    Context(#[allow(dead_code, reason = "held for its drop")] PrimaryContext),
     /// It is an owner's.
     Owner(#[allow(dead_code, reason = "held for its drop")] Arc<dyn StreamOwner>),
     /// Somebody promised.
@@ -90,6 +93,14 @@ impl StreamRef {
     pub unsafe fn from_raw(driver: &Driver, stream: CUstream) -> Result<Self, Error> {
         // SAFETY: the caller's promise.
         unsafe { Self::share(driver, stream, Keep::Promise) }
+    }
+
+    /// The legacy default stream of the device's primary context, and a share of that.
+    pub(crate) fn legacy(device: &Device) -> Result<Self, cuvmm_driver::Error> {
+        let primary = PrimaryContext::retain(device)?;
+        let (driver, context) = (device.driver().clone(), primary.context);
+        let keep = Keep::Context(primary);
+        Ok(Self { inner: Arc::new(Inner { driver, stream: CUstream::LEGACY, context, keep }) })
     }
 
     /// # Safety
@@ -173,11 +184,26 @@ impl Drop for Inner {
 pub(crate) struct PrimaryContext {
     device: Device,
     context: CUcontext,
+    released: bool,
 }
 
 impl PrimaryContext {
     pub(crate) fn retain(device: &Device) -> Result<Self, cuvmm_driver::Error> {
-        Ok(Self { device: device.clone(), context: device.primary_ctx_retain()? })
+        Ok(Self { device: device.clone(), context: device.primary_ctx_retain()?, released: false })
+    }
+
+    /// Gives the share back, as dropping it does, and says how that went.
+    pub(crate) fn release(mut self) -> Result<(), cuvmm_driver::Error> {
+        self.give_back()
+    }
+
+    fn give_back(&mut self) -> Result<(), cuvmm_driver::Error> {
+        if std::mem::replace(&mut self.released, true) || self.device.driver().is_forked() {
+            return Ok(());
+        }
+        // SAFETY: the share was retained by this value, and `released` makes this the only release.
+        let result = unsafe { self.device.primary_ctx_release() };
+        result.inspect_err(|error| strand(self.device.driver(), error, "a primary context was not released"))
     }
 
     /// The legacy default stream of this context.
@@ -189,13 +215,8 @@ impl PrimaryContext {
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
-        if self.device.driver().is_forked() {
-            return;
-        }
-        // SAFETY: the share was retained by this value, which gives it back once.
-        if let Err(error) = unsafe { self.device.primary_ctx_release() } {
-            strand(self.device.driver(), &error, "a primary context was not released");
-        }
+        // A failure was counted and reported by `give_back`.
+        let _ = self.give_back();
     }
 }
 
