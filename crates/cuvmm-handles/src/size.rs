@@ -115,7 +115,7 @@ mod tests {
             let g = granularity.bytes();
             for bytes in [0, 1, g - 1, g, g + 1, 2 * g - 1, 2 * g, 7 * g + 3] {
                 let rounded = granularity.round_up(bytes).unwrap().bytes();
-                assert!(rounded >= bytes && rounded < bytes + g && rounded % g == 0, "{bytes} at {g}");
+                assert!(rounded >= bytes && rounded < bytes + g && rounded.is_multiple_of(g), "{bytes} at {g}");
                 assert_eq!(granularity.round_up(rounded).unwrap().bytes(), rounded);
             }
         }

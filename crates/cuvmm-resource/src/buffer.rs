@@ -189,7 +189,9 @@ impl VirtualMemoryBuffer {
     /// [`DifferentDrivers`](cuvmm_driver::Error::DifferentDrivers) for a stream of another driver.
     pub fn set_release(&self, release: Release) -> Result<(), Error> {
         release.require_driver(self.driver())?;
-        self.order().release = release;
+        let old = std::mem::replace(&mut self.order().release, release);
+        // Without the lock: with a stream goes its owner, whose drop is anybody's code.
+        drop(old);
         Ok(())
     }
 
@@ -212,7 +214,9 @@ impl VirtualMemoryBuffer {
 
     /// Makes it wait for all of `stream`, whose work could not be waited for at once.
     pub(crate) fn fence_stream(&self, stream: &StreamRef) {
-        self.order().fence_stream(stream);
+        let replaced = self.order().fence_stream(stream);
+        // Without the lock, as above.
+        drop(replaced);
     }
 
     /// Waits for its release stream and its fences, then lets go of its memory: what no alias shares is unmapped and
@@ -270,6 +274,12 @@ impl VirtualMemoryBuffer {
         self.range = Range::default();
         self.reserved = None;
     }
+
+    /// Keeps its streams and fences for ever: letting go of the last share of one would be a driver call.
+    fn keep_streams(&self) {
+        std::mem::forget(std::mem::take(&mut *self.order()));
+        std::mem::forget(self.resource.clone());
+    }
 }
 
 impl Drop for VirtualMemoryBuffer {
@@ -294,6 +304,9 @@ impl Drop for VirtualMemoryBuffer {
                 self.driver().stranded().add(StrandedKind::Buffer);
                 tracing::error!(%error, address = %self.address(), size = self.size, "stranded a dropped buffer");
                 std::mem::forget(std::mem::take(&mut self.range));
+                if error == Error::HostCallback {
+                    self.keep_streams();
+                }
                 return;
             }
         }

@@ -128,11 +128,11 @@ impl VirtualMemoryResource {
     /// As [`allocate`](Self::allocate).
     pub fn allocate_with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
         let size = self.granularity().round_up(size)?;
-        let reservation = Arc::new(self.reserve_with_headroom(size.bytes(), capacity.max(size.bytes()))?);
-        if size.is_zero() {
-            return Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, Some(reservation)));
+        let reservation = self.reserve_with_headroom(size.bytes(), capacity.max(size.bytes()))?.map(Arc::new);
+        match reservation {
+            Some(reservation) if !size.is_zero() => self.buffer_in(&reservation, size),
+            reservation => Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, reservation)),
         }
-        self.buffer_in(&reservation, size)
     }
 
     /// Makes a buffer of `size` bytes of memory that comes from elsewhere: `next` gives the allocation of each chunk
@@ -140,8 +140,9 @@ impl VirtualMemoryResource {
     /// range that is their sum.
     ///
     /// # Errors
-    /// [`Error::Handles`] for a chunk that is no positive multiple of the granularity, [`Error::Chunks`] for a size
-    /// that they do not cover, both before any call; what `next` and the driver answer. Nothing is left behind.
+    /// [`Error::Handles`] for a chunk that is no multiple of the granularity, [`Error::Chunks`] for one of no bytes
+    /// and for a size that they do not cover, all before any call; what `next` and the driver answer. Nothing is left
+    /// behind.
     pub fn map_chunks<E: From<Error>>(
         &self,
         chunks: &[usize],
@@ -203,13 +204,18 @@ impl VirtualMemoryResource {
     }
 
     /// Reserves `wanted` bytes of addresses; where so many can't be had, half of what goes beyond `needed`, and so
-    /// on.
-    fn reserve_with_headroom(&self, needed: usize, wanted: usize) -> Result<Reservation, Error> {
-        let mut headroom = wanted - needed;
+    /// on. None where none are needed and none can be had.
+    fn reserve_with_headroom(&self, needed: usize, wanted: usize) -> Result<Option<Reservation>, Error> {
+        // The most that can be rounded up: there are no more addresses than that.
+        let most = usize::MAX - (self.granularity().max(ADDRESS_UNIT).bytes() - 1);
+        let mut headroom = wanted.min(most).saturating_sub(needed);
         loop {
+            if needed + headroom == 0 {
+                return Ok(None);
+            }
             match self.reserve(needed + headroom) {
                 Err(error) if headroom > 0 && error.code() == Some(CUresult::OUT_OF_MEMORY) => headroom /= 2,
-                result => return result,
+                result => return result.map(Some),
             }
         }
     }
@@ -234,11 +240,15 @@ impl VirtualMemoryResource {
 
     /// The resource's own stream, which waits for no other.
     pub(crate) fn own_stream(&self) -> Result<StreamRef, Error> {
-        let mut stream = self.inner.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*stream {
-            Some(stream) => Ok(stream.clone()),
-            None => Ok(stream.insert(StreamRef::create(self.device())?).clone()),
+        let lock = || self.inner.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().clone();
+        if let Some(known) = known {
+            return Ok(known);
         }
+        // Made without the lock, which no call is made under. Of several made at once, one is kept.
+        let made = StreamRef::create(self.device())?;
+        let kept = lock().get_or_insert_with(|| made.clone()).clone();
+        Ok(kept)
     }
 }
 

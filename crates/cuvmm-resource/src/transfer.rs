@@ -26,7 +26,8 @@ impl VirtualMemoryBuffer {
         self.transfer_from(None, offset, source)
     }
 
-    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`.
+    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`. A default stream's token
+    /// stands for the legacy default stream of the device's primary context.
     ///
     /// # Errors
     /// As [`copy_from_host`](Self::copy_from_host); [`Error::StreamCapturing`], values of two drivers.
@@ -113,7 +114,8 @@ impl VirtualMemoryBuffer {
         if in_host_callback(driver)? {
             return Err(Error::HostCallback);
         }
-        let stream = match stream.filter(|stream| !stream.is_default()) {
+        let stream = match stream {
+            Some(stream) if stream.is_default() => StreamRef::legacy(self.resource().device())?,
             Some(stream) => stream.clone(),
             None => self.resource().own_stream()?,
         };

@@ -1,0 +1,475 @@
+//! Streams that are shared, and what a buffer waits for: who keeps them, until when, and what is never run under a
+//! lock.
+//!
+//! # Safety
+//! Streams and contexts are the tests' own, alive while they are named; host functions touch what outlives them.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+mod support;
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
+use cuvmm_driver::{CUresult, Call, Device, Driver, StrandedKind};
+use cuvmm_resource::{Error, Options, Outcome, Release, StreamOwner, StreamRef, VirtualMemoryBuffer};
+use cuvmm_sim::{Hints, Machine, When};
+use support::{Bench, G};
+
+/// A stream in the primary context, made by hand; destroyed with this.
+struct Foreign {
+    device: Device,
+    stream: CUstream,
+    /// Run when it is dropped.
+    last: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    dropped: Arc<AtomicUsize>,
+}
+
+impl Foreign {
+    fn new(bench: &Bench, flags: CUstream_flags) -> Arc<Self> {
+        let device = bench.device();
+        // The share of the context that the stream lives by.
+        device.primary_ctx_retain().unwrap();
+        let stream = in_primary(&device, |driver| driver.stream_create(flags).unwrap());
+        Arc::new(Self { device, stream, last: Mutex::default(), dropped: Arc::default() })
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if let Some(last) = self.last.get_mut().unwrap().take() {
+            last();
+        }
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the stream and the share are this value's.
+        unsafe { self.device.driver().stream_destroy(self.stream) }.unwrap();
+        // SAFETY: as above.
+        unsafe { self.device.primary_ctx_release() }.unwrap();
+    }
+}
+
+// SAFETY: the stream is made with the value and destroyed with it.
+unsafe impl StreamOwner for Foreign {
+    fn driver(&self) -> &Driver {
+        self.device.driver()
+    }
+
+    fn stream(&self) -> CUstream {
+        self.stream
+    }
+}
+
+/// With the device's primary context current.
+fn in_primary<T>(device: &Device, work: impl FnOnce(&Driver) -> T) -> T {
+    let driver = device.driver();
+    let context = device.primary_ctx_retain().unwrap();
+    // SAFETY: retained just now.
+    unsafe { driver.ctx_push_current(context) }.unwrap();
+    let done = work(driver);
+    assert_eq!(driver.ctx_pop_current().unwrap(), context);
+    // SAFETY: the share is this function's.
+    unsafe { device.primary_ctx_release() }.unwrap();
+    done
+}
+
+/// Holds a stream up until told otherwise, at the latest when this is dropped.
+struct Held(Option<Sender<()>>);
+
+impl Held {
+    /// Queues a host function on `stream` that waits, and work on the buffer behind it.
+    fn queue(stream: CUstream, buffer: &VirtualMemoryBuffer) -> Self {
+        unsafe extern "C" fn wait(receiver: *mut c_void) {
+            // SAFETY: the pointer is a box that was leaked for this one call.
+            let receiver = unsafe { Box::from_raw(receiver.cast::<Receiver<()>>()) };
+            let _ = receiver.recv_timeout(Duration::from_secs(20));
+        }
+        let (sender, receiver) = channel::<()>();
+        let data = Box::into_raw(Box::new(receiver)).cast();
+        in_primary(buffer.resource().device(), |driver| {
+            // SAFETY: the stream is alive, and the function takes the box that it is given.
+            unsafe { driver.launch_host_func(stream, Some(wait), data) }.unwrap();
+            // SAFETY: the range is the buffer's, which waits for the stream before it goes.
+            unsafe { driver.memset_d8_async(buffer.address(), 7, buffer.size(), stream) }.unwrap();
+        });
+        Self(Some(sender))
+    }
+
+    /// Lets go of it after a while, on another thread.
+    fn let_go_soon(mut self) -> std::thread::JoinHandle<()> {
+        let sender = self.0.take();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            drop(sender);
+        })
+    }
+}
+
+#[test]
+fn a_stream_of_ours_lives_as_long_as_a_share_of_it() {
+    let bench = Bench::small();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    let share = stream.clone();
+    assert_eq!((stream.driver(), stream.is_default()), (&bench.driver, false));
+    assert_eq!(stream, share);
+    assert_ne!(stream, StreamRef::create(&bench.device()).unwrap());
+    drop(stream);
+    assert_eq!((bench.simulator.live().streams, bench.simulator.live().contexts), (1, 1));
+    share.synchronize().unwrap();
+    drop(share);
+    bench.assert_clean();
+    assert_eq!(bench.driver.ctx_get_current().unwrap(), CUcontext::NULL);
+}
+
+#[test]
+fn a_stream_that_is_not_made_leaves_nothing() {
+    for call in [
+        Call::cuDevicePrimaryCtxRetain,
+        Call::cuThreadExchangeStreamCaptureMode,
+        Call::cuCtxPushCurrent,
+        Call::cuStreamCreate,
+    ] {
+        for code in [CUresult::OUT_OF_MEMORY, CUresult::UNKNOWN] {
+            let bench = Bench::small();
+            bench.faults.fail(call, 1, code, When::Before);
+            let error = StreamRef::create(&bench.device()).unwrap_err();
+            assert_eq!((error.call(), error.code()), (Some(call), Some(code)));
+            bench.assert_clean();
+            assert_eq!(bench.driver.ctx_get_current().unwrap(), CUcontext::NULL);
+        }
+    }
+}
+
+#[test]
+fn what_a_stream_can_not_give_back_is_counted_and_told_to_nobody() {
+    let bench = Bench::small();
+    bench.faults.fail(Call::cuStreamDestroy, 1, CUresult::UNKNOWN, When::Before);
+    bench.faults.fail(Call::cuDevicePrimaryCtxRelease, 1, CUresult::UNKNOWN, When::Before);
+    drop(StreamRef::create(&bench.device()).unwrap());
+    assert_eq!(bench.driver.stranded().count(StrandedKind::Other), 2);
+    assert_eq!(bench.driver.stranded().total(), 2);
+}
+
+#[test]
+fn an_owner_stays_until_the_last_buffer_lets_go() {
+    let bench = Bench::small();
+    let owner = Foreign::new(&bench, CUstream_flags::NON_BLOCKING);
+    let dropped = owner.dropped.clone();
+    let stream = StreamRef::from_owner(owner).unwrap();
+    let resource = bench.resource(Options::new().release(Release::Stream(stream)));
+    let first = resource.allocate(G).unwrap();
+    let second = first.grow(2 * G).unwrap();
+    drop(resource);
+    first.close().unwrap();
+    assert_eq!(dropped.load(Ordering::Relaxed), 0);
+    let Release::Stream(stream) = second.release() else { panic!("{:?}", second.release()) };
+    stream.synchronize().unwrap();
+    drop(stream);
+    second.close().unwrap();
+    assert_eq!(dropped.load(Ordering::Relaxed), 1);
+    bench.assert_clean();
+}
+
+#[test]
+fn a_raw_stream_stays_its_makers() {
+    let bench = Bench::small();
+    let owner = Foreign::new(&bench, CUstream_flags::NON_BLOCKING);
+    // SAFETY: the owner outlives it.
+    let stream = unsafe { StreamRef::from_raw(&bench.driver, owner.stream) }.unwrap();
+    assert_eq!(stream.as_raw(), owner.stream);
+    assert_eq!(stream, StreamRef::from_owner(owner.clone()).unwrap(), "the same stream, however it is kept");
+    let buffer = bench.plain().allocate(G).unwrap();
+    buffer.set_release(Release::Stream(stream)).unwrap();
+    let held = Held::queue(owner.stream, &buffer).let_go_soon();
+    buffer.close().unwrap();
+    held.join().unwrap();
+    assert_eq!(bench.simulator.live().streams, 1);
+    drop(owner);
+    bench.assert_clean();
+}
+
+/// As a release stream, a token of a default stream is the legacy default stream, which waits for all blocking ones.
+#[test]
+fn a_token_counts_as_none_given() {
+    for token in [CUstream::NULL, CUstream::LEGACY, CUstream::PER_THREAD] {
+        let bench = Bench::small();
+        // SAFETY: a token names no stream that could go.
+        let stream = unsafe { StreamRef::from_raw(&bench.driver, token) }.unwrap();
+        assert!(stream.is_default() && stream.as_raw() == token);
+        let blocking = Foreign::new(&bench, CUstream_flags::DEFAULT);
+        let buffer = bench.resource(Options::new().release(Release::Stream(stream))).allocate(G).unwrap();
+        let held = Held::queue(blocking.stream, &buffer).let_go_soon();
+        buffer.close().unwrap();
+        held.join().unwrap();
+        drop(blocking);
+        bench.assert_clean();
+    }
+}
+
+#[test]
+fn values_of_another_driver_are_refused_and_change_nothing() {
+    let [bench, other] = [Bench::small(), Bench::small()];
+    let buffer = bench.plain().allocate(G).unwrap();
+    let theirs = StreamRef::create(&other.device()).unwrap();
+    let refused = Error::Driver(cuvmm_driver::Error::DifferentDrivers);
+    bench.simulator.clear_calls();
+    other.simulator.clear_calls();
+    assert_eq!(buffer.set_release(Release::Stream(theirs.clone())), Err(refused.clone()));
+    assert!(matches!(buffer.release(), Release::DefaultStream));
+    assert_eq!(buffer.fence(&theirs), Err(refused.clone()));
+    assert_eq!(buffer.fill_on(&theirs, 0, 1, 1), Err(refused.clone()));
+    assert_eq!(buffer.copy_from_host_on(&theirs, 0, &[1]), Err(refused.clone()));
+    assert_eq!(buffer.copy_to_host_on(&theirs, 0, &mut [1]), Err(refused.clone()));
+    let (error, buffer) = buffer.close_on(&theirs).unwrap_err().into_parts();
+    assert_eq!(error, refused);
+    bench.assert_no_call();
+    other.assert_no_call();
+    buffer.unwrap().close().unwrap();
+    bench.assert_clean();
+}
+
+#[test]
+fn the_resources_own_stream_is_made_once_and_when_it_is_needed() {
+    let bench = Bench::small();
+    let resource = bench.plain();
+    let buffers = [(); 4].map(|()| resource.allocate(G).unwrap());
+    assert_eq!(bench.simulator.live().streams, 0, "nobody needed one");
+    std::thread::scope(|scope| {
+        for buffer in &buffers {
+            scope.spawn(|| {
+                for value in 0..20 {
+                    buffer.fill(0, G, value).unwrap();
+                    let mut byte = [0];
+                    buffer.copy_to_host(G - 1, &mut byte).unwrap();
+                    assert_eq!(byte, [value]);
+                }
+            });
+        }
+    });
+    assert_eq!(bench.simulator.live().streams, 1);
+    drop(resource);
+    assert_eq!(bench.simulator.live().streams, 1, "the buffers need it");
+    drop(buffers);
+    bench.assert_clean();
+}
+
+#[test]
+fn a_stream_that_could_not_be_made_is_made_next_time() {
+    let bench = Bench::small();
+    let buffer = bench.plain().allocate(G).unwrap();
+    bench.faults.fail(Call::cuStreamCreate, 1, CUresult::OUT_OF_MEMORY, When::Before);
+    let error = buffer.fill(0, 1, 1).unwrap_err();
+    assert_eq!((error.call(), error.code()), (Some(Call::cuStreamCreate), Some(CUresult::OUT_OF_MEMORY)));
+    buffer.fill(0, 1, 1).unwrap();
+    drop(buffer);
+    bench.assert_clean();
+}
+
+#[test]
+fn ranges_beyond_the_buffer_reach_no_driver() {
+    let bench = Bench::small();
+    let buffer = bench.plain().allocate(2 * G).unwrap();
+    let size = 2 * G;
+    bench.simulator.clear_calls();
+    for (offset, bytes) in [(0, size + 1), (size, 1), (size + 1, 0), (usize::MAX, 1), (usize::MAX, 0), (1, size)] {
+        let refused = Err(Error::OutOfBounds { offset, bytes, size });
+        assert_eq!(buffer.fill(offset, bytes, 1), refused);
+        let mut host = vec![0; bytes];
+        assert_eq!(buffer.copy_from_host(offset, &host), refused);
+        assert_eq!(buffer.copy_to_host(offset, &mut host), refused);
+    }
+    assert_eq!(buffer.fill(1, usize::MAX, 1), Err(Error::OutOfBounds { offset: 1, bytes: usize::MAX, size }));
+    buffer.fill(size, 0, 1).unwrap();
+    buffer.copy_from_host(size, &[]).unwrap();
+    bench.assert_no_call();
+}
+
+/// A copy on a default stream's token comes behind what is queued on that stream.
+#[test]
+fn a_copy_on_a_token_comes_behind_its_work() {
+    for token in [CUstream::NULL, CUstream::LEGACY, CUstream::PER_THREAD] {
+        let bench = Bench::small();
+        let buffer = bench.plain().allocate(G).unwrap();
+        buffer.fill(0, G, 1).unwrap();
+        // SAFETY: a token names no stream that could go.
+        let stream = unsafe { StreamRef::from_raw(&bench.driver, token) }.unwrap();
+        let mut byte = [0];
+        in_primary(&bench.device(), |_| {
+            let held = Held::queue(token, &buffer).let_go_soon();
+            buffer.copy_to_host_on(&stream, 0, &mut byte).unwrap();
+            held.join().unwrap();
+        });
+        assert_eq!(byte, [7]);
+        buffer.close().unwrap();
+        bench.assert_clean();
+    }
+}
+
+/// A token names another stream on another thread: no fence replaces one of another thread.
+#[test]
+fn fences_on_the_default_streams_of_threads_are_all_waited_for() {
+    let bench = Bench::small();
+    let device = bench.device();
+    let buffer = bench.resource(Options::new().release(Release::Caller)).allocate(G).unwrap();
+    // SAFETY: a token names no stream that could go.
+    let token = unsafe { StreamRef::from_raw(&bench.driver, CUstream::PER_THREAD) }.unwrap();
+    // The context that the fences are in stays.
+    device.primary_ctx_retain().unwrap();
+    in_primary(&device, |_| {
+        let held = Held::queue(CUstream::PER_THREAD, &buffer);
+        buffer.fence(&token).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| in_primary(&device, |_| buffer.fence(&token).unwrap()));
+        });
+        let held = held.let_go_soon();
+        buffer.close().unwrap();
+        held.join().unwrap();
+    });
+    // SAFETY: the share is this test's.
+    unsafe { device.primary_ctx_release() }.unwrap();
+    bench.assert_clean();
+}
+
+#[test]
+fn a_fence_on_a_stream_replaces_the_one_before() {
+    let bench = Bench::small();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    let buffer = bench.plain().allocate(G).unwrap();
+    for _ in 0..100 {
+        buffer.fence(&stream).unwrap();
+    }
+    assert_eq!(bench.simulator.live().events, 1);
+    let held = Held::queue(stream.as_raw(), &buffer);
+    buffer.fence(&stream).unwrap();
+    let held = held.let_go_soon();
+    drop(stream);
+    buffer.close().unwrap();
+    held.join().unwrap();
+    bench.assert_clean();
+}
+
+#[test]
+fn a_fence_that_fails_leaves_nothing() {
+    for call in [
+        Call::cuThreadExchangeStreamCaptureMode,
+        Call::cuCtxPushCurrent,
+        Call::cuStreamIsCapturing,
+        Call::cuEventCreate,
+        Call::cuEventRecord,
+    ] {
+        let bench = Bench::small();
+        let stream = StreamRef::create(&bench.device()).unwrap();
+        let buffer = bench.plain().allocate(G).unwrap();
+        bench.faults.fail(call, 1, CUresult::UNKNOWN, When::Before);
+        assert_eq!(buffer.fence(&stream).unwrap_err().call(), Some(call));
+        assert_eq!(bench.simulator.live().events, 0);
+        buffer.fence(&stream).unwrap();
+        drop((stream, buffer));
+        bench.assert_clean();
+    }
+}
+
+/// A buffer that a failed grow hands back still waits for all that it was to wait for.
+#[test]
+fn a_failed_grow_into_uses_up_no_fence() {
+    let bench = Bench::new(Machine::small().hints(Hints::Refused(CUresult::INVALID_VALUE)));
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    let buffer = bench.plain().allocate(G).unwrap();
+    let held = Held::queue(stream.as_raw(), &buffer);
+    buffer.fence(&stream).unwrap();
+    bench.faults.fail(Call::cuEventSynchronize, 1, CUresult::UNKNOWN, When::Before);
+    let (error, buffer) = buffer.grow_into(40 << 20).unwrap_err().into_parts();
+    assert_eq!((error.call(), error.code()), (Some(Call::cuEventSynchronize), Some(CUresult::UNKNOWN)));
+    assert_eq!((buffer.size(), buffer.outcome()), (G, None));
+    let held = held.let_go_soon();
+    buffer.close().unwrap();
+    held.join().unwrap();
+    drop(stream);
+    bench.assert_clean();
+}
+
+#[test]
+fn a_moving_grow_into_waits_and_one_in_place_does_not() {
+    for (hints, moves) in [(Hints::Granted, false), (Hints::Refused(CUresult::INVALID_VALUE), true)] {
+        let bench = Bench::new(Machine::small().hints(hints));
+        let stream = StreamRef::create(&bench.device()).unwrap();
+        let buffer = bench.resource(Options::new().release(Release::Stream(stream.clone()))).allocate(G).unwrap();
+        let held = Held::queue(stream.as_raw(), &buffer);
+        let (grown, held) = if moves {
+            let held = held.let_go_soon();
+            (buffer.grow_into(40 << 20).unwrap(), Some(held))
+        } else {
+            let grown = buffer.grow_into(40 << 20).unwrap();
+            assert!(!bench.driver_is_done(&stream), "nothing was waited for");
+            (grown, Some(held.let_go_soon()))
+        };
+        assert_eq!(grown.outcome(), Some(if moves { Outcome::Moved } else { Outcome::InPlace }));
+        grown.close().unwrap();
+        held.unwrap().join().unwrap();
+        drop(stream);
+        bench.assert_clean();
+    }
+}
+
+impl Bench {
+    fn driver_is_done(&self, stream: &StreamRef) -> bool {
+        // SAFETY: the stream is alive while it is borrowed.
+        unsafe { self.driver.stream_query(stream.as_raw()) }.unwrap()
+    }
+}
+
+/// An owner that is let go of may look at the buffer that it was given to.
+#[test]
+fn an_owner_is_dropped_under_no_lock() {
+    let bench = Bench::small();
+    let buffer = Arc::new(bench.plain().allocate(G).unwrap());
+    let owner = Foreign::new(&bench, CUstream_flags::NON_BLOCKING);
+    let (sender, receiver) = channel();
+    let looks: Weak<VirtualMemoryBuffer> = Arc::downgrade(&buffer);
+    *owner.last.lock().unwrap() = Some(Box::new(move || {
+        let buffer = looks.upgrade().unwrap();
+        let _ = sender.send(matches!(buffer.release(), Release::Caller));
+    }));
+    buffer.set_release(Release::Stream(StreamRef::from_owner(owner).unwrap())).unwrap();
+    let share = buffer.clone();
+    std::thread::spawn(move || share.set_release(Release::Caller).unwrap());
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(true), "neither a deadlock nor the old one");
+}
+
+/// In a host function of the driver's nothing but the one question is asked, whatever goes with the buffer.
+#[test]
+fn a_drop_in_a_host_function_makes_one_call() {
+    static LAST: Mutex<Option<VirtualMemoryBuffer>> = Mutex::new(None);
+    static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
+    static BENCH: OnceLock<Bench> = OnceLock::new();
+    unsafe extern "C" fn let_go(_: *mut c_void) {
+        if let (Some(bench), Ok(mut last)) = (BENCH.get(), LAST.lock()) {
+            bench.simulator.clear_calls();
+            drop(last.take());
+            let _ = CALLS.set(bench.simulator.calls());
+        }
+    }
+    let bench = BENCH.get_or_init(Bench::small);
+    // All that the buffer is to wait for by is its own: the streams would go with it.
+    let buffer = bench.plain().allocate(G).unwrap();
+    buffer.fill(0, G, 1).unwrap();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    buffer.fence(&stream).unwrap();
+    buffer.set_release(Release::Stream(StreamRef::create(&bench.device()).unwrap())).unwrap();
+    drop(stream);
+    *LAST.lock().unwrap() = Some(buffer);
+
+    let runner = StreamRef::create(&bench.device()).unwrap();
+    in_primary(&bench.device(), |driver| {
+        // SAFETY: the stream is alive, and the function touches statics alone.
+        unsafe { driver.launch_host_func(runner.as_raw(), Some(let_go), std::ptr::null_mut()) }.unwrap();
+    });
+    runner.synchronize().unwrap();
+    assert_eq!(CALLS.get().unwrap(), &[Call::cuCtxGetCurrent]);
+    assert_eq!(bench.driver.stranded().count(StrandedKind::Buffer), 1);
+    assert_eq!(bench.driver.stranded().total(), 1);
+    assert_eq!(bench.simulator.live().mappings, 1);
+}
