@@ -127,10 +127,11 @@ impl Order {
         let primary = match &release {
             Release::Stream(stream) if !stream.is_default() => None,
             Release::Caller => None,
-            Release::Stream(_) | Release::DefaultStream => active_primary_context(device).unwrap_or_else(|error| {
-                first = first.clone().and(Err(error));
-                None
-            }),
+            Release::Stream(_) | Release::DefaultStream => {
+                let (primary, found) = active_primary_context(device);
+                first = first.and(found);
+                primary
+            }
         };
         let released = match (&release, &primary) {
             (Release::Stream(stream), None) if !stream.is_default() => Some(stream.target()),
@@ -174,9 +175,17 @@ impl Order {
     }
 }
 
-/// The device's primary context, where it is active: nothing can be queued in one that is not.
-fn active_primary_context(device: &Device) -> Result<Option<PrimaryContext>, cuvmm_driver::Error> {
-    if device.primary_ctx_is_active()? { PrimaryContext::retain(device).map(Some) } else { Ok(None) }
+/// The device's primary context, where it is active: nothing can be queued in one that is not. Where the driver does
+/// not say, it counts as active, so that its work is waited for.
+fn active_primary_context(device: &Device) -> (Option<PrimaryContext>, Result<(), cuvmm_driver::Error>) {
+    let active = device.primary_ctx_is_active();
+    if active == Ok(false) {
+        return (None, Ok(()));
+    }
+    match PrimaryContext::retain(device) {
+        Ok(primary) => (Some(primary), active.map(drop)),
+        Err(error) => (None, active.and(Err(error))),
+    }
 }
 
 /// Where a default stream's token was used: it names another stream on another thread and in another context.

@@ -473,3 +473,19 @@ fn a_drop_in_a_host_function_makes_one_call() {
     assert_eq!(bench.driver.stranded().total(), 1);
     assert_eq!(bench.simulator.live().mappings, 1);
 }
+
+/// Whether the context is active is not known then; its work is waited for, and the failure told.
+#[test]
+fn a_driver_that_does_not_say_whether_its_context_is_active_is_waited_for() {
+    let bench = Bench::small();
+    let buffer = bench.plain().allocate(G).unwrap();
+    let blocking = Foreign::new(&bench, CUstream_flags::DEFAULT);
+    let held = Held::queue(blocking.stream, &buffer).let_go_soon();
+    bench.faults.fail(Call::cuDevicePrimaryCtxGetState, 1, CUresult::UNKNOWN, When::Before);
+    let (error, buffer) = buffer.close().unwrap_err().into_parts();
+    assert_eq!((error.call(), error.code()), (Some(Call::cuDevicePrimaryCtxGetState), Some(CUresult::UNKNOWN)));
+    assert!(buffer.is_none());
+    held.join().unwrap();
+    drop(blocking);
+    bench.assert_clean();
+}

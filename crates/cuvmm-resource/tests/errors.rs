@@ -1,0 +1,61 @@
+//! What errors say, and what they answer.
+
+mod support;
+
+use std::error::Error as _;
+
+use cuvmm_driver::{CUresult, Call};
+use cuvmm_resource::Error;
+use cuvmm_sim::When;
+use support::{Bench, G};
+
+#[test]
+fn each_error_says_what_and_how_much() {
+    let call = cuvmm_driver::Error::Call {
+        call: Call::cuMemCreate,
+        code: CUresult(2),
+        name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
+        text: "out of memory".into(),
+    };
+    let told = "cuMemCreate failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory";
+    let made = (Some(Call::cuMemCreate), Some(CUresult(2)));
+    for (error, text, answers) in [
+        (call.clone().into(), told, made),
+        (cuvmm_handles::Error::from(call).into(), told, made),
+        (Error::Unsupported { what: "this", ordinal: 3 }, "device 3 does not support this", (None, None)),
+        (Error::Alignment { alignment: 3 }, "an alignment of 3 is no power of two", (None, None)),
+        (
+            Error::OutOfBounds { offset: 1, bytes: 2, size: 3 },
+            "2 bytes at offset 1 do not lie within a buffer of 3",
+            (None, None),
+        ),
+        (Error::Chunks { size: 3, sum: 2 }, "a buffer of 3 bytes can't be made of chunks of 2", (None, None)),
+        (Error::StreamCapturing, "the stream is capturing", (None, None)),
+        (Error::HostCallback, "called from a host function of the driver", (None, None)),
+    ] {
+        assert_eq!((error.to_string().as_str(), (error.call(), error.code())), (text, answers));
+    }
+}
+
+#[test]
+fn a_refused_close_gives_the_buffer_and_a_failed_one_does_not() {
+    let [bench, other] = [Bench::small(), Bench::small()];
+    let buffer = bench.plain().allocate(G).unwrap();
+    let theirs = cuvmm_resource::StreamRef::create(&other.device()).unwrap();
+    let refused = buffer.close_on(&theirs).unwrap_err();
+    assert_eq!(refused.to_string(), "the buffer was not closed");
+    assert_eq!(refused.source().unwrap().to_string(), refused.error().to_string());
+    let buffer = refused.into_buffer().unwrap();
+
+    bench.faults.fail(Call::cuMemUnmap, 1, CUresult::UNKNOWN, When::Before);
+    let failed = buffer.close().unwrap_err();
+    assert_eq!(failed.to_string(), "the buffer was closed with an error");
+    assert_eq!(failed.error().call(), Some(Call::cuMemUnmap));
+    assert!(failed.into_buffer().is_none());
+
+    let failed = bench.plain().allocate(G).unwrap().grow_into(usize::MAX).unwrap_err();
+    assert_eq!(failed.to_string(), "the buffer was not grown");
+    let overflow = cuvmm_handles::Error::SizeOverflow { bytes: usize::MAX, granularity: G };
+    assert_eq!(failed.error(), &Error::Handles(overflow));
+    assert_eq!(failed.into_buffer().size(), G);
+}
