@@ -58,6 +58,14 @@ impl Stream {
         Self::create(device, CUstream_flags::NON_BLOCKING)
     }
 
+    /// The default streams, by their tokens.
+    pub fn tokens(driver: &Driver) -> [StreamRef; 3] {
+        [CUstream::NULL, CUstream::LEGACY, CUstream::PER_THREAD].map(|token| {
+            // SAFETY: a default stream is always there.
+            unsafe { StreamRef::from_raw(driver, token) }.expect("a default stream")
+        })
+    }
+
     fn create(device: &Device, flags: CUstream_flags) -> StreamRef {
         device.primary_ctx_retain().expect("a primary context");
         let current = Current::push(device);
