@@ -14,6 +14,25 @@ use crate::size::GranularSize;
 
 /// Physical memory: one reference to it, released when this is dropped. The memory itself goes when its last
 /// reference, mapping and exported handle are gone, in whatever process.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::sys::*;
+/// # use cuvmm_handles::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let driver = simulator.driver()?;
+/// # let location = driver.device(0)?.location();
+/// let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+/// let size = Granularity::minimum(&driver, &properties)?.round_up(3 << 20)?;
+/// let memory = Allocation::create(&driver, size, &properties)?;
+/// assert_eq!(memory.size(), 4 << 20);
+/// memory.close()?;
+/// assert_eq!(simulator.physical_bytes(0), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Allocation {
     driver: Driver,
@@ -25,6 +44,24 @@ pub struct Allocation {
 }
 
 /// Where a reference comes from.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::sys::*;
+/// # use cuvmm_handles::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let driver = simulator.driver()?;
+/// # let location = driver.device(0)?.location();
+/// let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+/// let properties = CUmemAllocationProp::pinned(location, kind);
+/// let size = Granularity::minimum(&driver, &properties)?.round_up(1)?;
+/// let memory = Allocation::create(&driver, size, &properties)?;
+/// assert_eq!(memory.origin(), Origin::Created(kind));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
@@ -52,6 +89,29 @@ impl Allocation {
 
     /// Takes a reference to the memory that `fd` names (`cuMemImportFromShareableHandle`). The descriptor may be
     /// closed afterwards. `size` is what the exporter says: only mapping it proves it.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// # let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+    /// # let properties = CUmemAllocationProp::pinned(location, kind);
+    /// # let size = Granularity::minimum(&driver, &properties)?.round_up(1)?;
+    /// # let memory = Allocation::create(&driver, size, &properties)?;
+    /// use std::os::fd::AsFd;
+    ///
+    /// let descriptor = memory.export_posix_fd()?; // as a rule to another process, over a socket
+    /// drop(memory);
+    /// let imported = Allocation::import_posix_fd(&driver, descriptor.as_fd(), size)?;
+    /// assert_eq!(imported.origin(), Origin::Imported);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::NotGranular`] for zero; what the driver answers.

@@ -3,8 +3,27 @@
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUresult};
 use cuvmm_driver::{Call, Driver, StrandedKind};
 
-/// What an operation on handles failed with. Everything but [`Error::Driver`] was refused before the driver was
-/// asked to do anything.
+/// What an operation on handles failed with.
+///
+/// What can be told beforehand is refused before the driver is asked: all but [`Error::Driver`],
+/// [`Error::AddressUnavailable`], [`Error::Duplicate`] and [`Error::OddAnswer`].
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::sys::*;
+/// # use cuvmm_handles::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let driver = simulator.driver()?;
+/// # let location = driver.device(0)?.location();
+/// let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+/// let much = Granularity::minimum(&driver, &properties)?.round_up(1 << 40)?;
+/// let error = Allocation::create(&driver, much, &properties).unwrap_err();
+/// assert_eq!((error.call(), error.code()), (Some(cuvmm_driver::Call::cuMemCreate), Some(CUresult::OUT_OF_MEMORY)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -19,6 +19,29 @@ use crate::reservation::{Reservation, Room};
 ///
 /// Unmapping neither waits for work nor is ordered after any: whoever starts work on the addresses sees to it that
 /// the work ends before the mapping does.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::sys::*;
+/// # use cuvmm_handles::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let driver = simulator.driver()?;
+/// # let location = driver.device(0)?.location();
+/// # let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+/// # let size = Granularity::minimum(&driver, &properties)?.round_up(2 << 20)?;
+/// # let memory = Arc::new(Allocation::create(&driver, size, &properties)?);
+/// # let range = Arc::new(Reservation::reserve(&driver, Reservation::GRANULARITY.round_up(4 << 20)?, 0)?);
+/// let access = [CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE }];
+/// let mapping = Mapping::map(&range, 2 << 20, memory, access.into())?;
+/// assert_eq!(mapping.address().0, range.address().0 + (2 << 20));
+/// drop(range);
+/// mapping.close()?; // unmapped; the memory released and the addresses freed, as it held the last share of both
+/// assert!(simulator.live().is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Mapping {
     // Dropped in this order: the room, so the addresses, then the memory.
@@ -47,6 +70,29 @@ impl Mapping {
     }
 
     /// Maps `allocation` in a room that was taken before, as [`map`](Self::map) otherwise.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// # let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    /// # let size = Granularity::minimum(&driver, &properties)?.round_up(2 << 20)?;
+    /// # let memory = Arc::new(Allocation::create(&driver, size, &properties)?);
+    /// # let range = Arc::new(Reservation::reserve(&driver, Reservation::GRANULARITY.round_up(4 << 20)?, 0)?);
+    /// let room = range.take(0, 4 << 20)?;
+    /// let access = [CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE }];
+    /// let refused = Mapping::map_in(room, memory.clone(), access.into());
+    /// assert!(refused.is_err(), "the room is longer than the memory");
+    /// let mapping = Mapping::map_in(range.take(0, memory.size())?, memory, access.into())?;
+    /// assert!(simulator.is_mapped(mapping.address()));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`map`](Self::map); [`Error::OutOfBounds`] unless the room is as long as the allocation.

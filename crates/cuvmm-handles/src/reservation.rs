@@ -16,6 +16,24 @@ use crate::size::{GranularSize, Granularity};
 
 /// A range of addresses that is nobody else's, freed when this is dropped. It costs no memory and belongs to no
 /// device.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::sys::*;
+/// # use cuvmm_handles::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let driver = simulator.driver()?;
+/// # let location = driver.device(0)?.location();
+/// let size = Reservation::GRANULARITY.round_up(64 << 30)?;
+/// let range = Reservation::reserve(&driver, size, 1 << 30)?;
+/// assert_eq!(range.address().0 % (1 << 30), 0);
+/// range.close()?;
+/// assert_eq!(simulator.live().reservations, 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Reservation {
     driver: Driver,
@@ -63,6 +81,23 @@ impl Reservation {
 
     /// Reserves `size` bytes at exactly `address`.
     ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// let size = Reservation::GRANULARITY.round_up(2 << 20)?;
+    /// let range = Reservation::reserve(&driver, size, 0)?;
+    /// let taken = Reservation::at(&driver, size, range.address());
+    /// assert!(matches!(taken, Err(Error::AddressUnavailable { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::AddressUnavailable`] where the driver gave other addresses, which are free again by then; as
     /// [`reserve`](Self::reserve).
@@ -91,6 +126,25 @@ impl Reservation {
     }
 
     /// Takes a part of the range, so that nobody else maps there. Makes no call.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// let range = Arc::new(Reservation::reserve(&driver, Reservation::GRANULARITY.exact(4 << 20)?, 0)?);
+    /// let room = range.take(0, 2 << 20)?;
+    /// assert!(matches!(range.take(1 << 20, 2 << 20), Err(Error::AlreadyMapped { .. })));
+    /// assert!(matches!(range.take(2 << 20, 4 << 20), Err(Error::OutOfBounds { .. })));
+    /// drop(room);
+    /// assert!(range.take(1 << 20, 2 << 20).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::NotGranular`] for no bytes, [`Error::OutOfBounds`], [`Error::AlreadyMapped`].
@@ -146,6 +200,22 @@ impl Drop for Reservation {
 
 /// A part of a reservation that is taken: where one mapping goes. It holds a share of the reservation, and is
 /// free for others when dropped.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::sys::*;
+/// # use cuvmm_handles::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let driver = simulator.driver()?;
+/// # let location = driver.device(0)?.location();
+/// let range = Arc::new(Reservation::reserve(&driver, Reservation::GRANULARITY.exact(8 << 20)?, 0)?);
+/// let room = range.take(2 << 20, 4 << 20)?;
+/// assert_eq!((room.offset(), room.size(), room.end()), (2 << 20, 4 << 20, 6 << 20));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Room {
     reservation: Arc<Reservation>,

@@ -6,6 +6,16 @@ use cuvmm_driver::{Call, Driver};
 use crate::error::Error;
 
 /// What sizes and addresses of some memory must be multiples of: a power of two, in bytes.
+///
+/// ```
+/// use cuvmm_handles::Granularity;
+///
+/// let granularity = Granularity::new(2 << 20).ok_or("no power of two")?;
+/// assert_eq!(granularity.round_up(3 << 20)?.bytes(), 4 << 20);
+/// assert!(granularity.exact(3 << 20).is_err());
+/// assert!(granularity.round_up(usize::MAX).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Granularity(usize);
 
@@ -70,6 +80,15 @@ impl Granularity {
 }
 
 /// A size that is a multiple of a granularity; it may be zero.
+///
+/// ```
+/// # use cuvmm_handles::Granularity;
+/// let granularity = Granularity::new(2 << 20).ok_or("no power of two")?;
+/// let size = granularity.exact(4 << 20)?;
+/// assert_eq!(size.checked_add(size)?.bytes(), 8 << 20);
+/// assert!(granularity.exact(usize::MAX - (2 << 20) + 1)?.checked_add(size).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GranularSize {
     bytes: usize,

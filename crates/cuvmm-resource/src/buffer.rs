@@ -14,6 +14,23 @@ use crate::resource::VirtualMemoryResource;
 use crate::stream::StreamRef;
 
 /// How a grown buffer came by its addresses.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let buffer = resource.allocate_with_capacity(2 << 20, 1 << 30)?;
+/// let grown = buffer.grow(4 << 20)?;
+/// assert_eq!(grown.outcome(), Some(Outcome::InPlace));
+/// assert_eq!(grown.grow(3 << 20)?.outcome(), Some(Outcome::Covered));
+/// // The addresses behind the first are taken by now.
+/// assert_eq!(buffer.grow(4 << 20)?.outcome(), Some(Outcome::Moved));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -26,6 +43,20 @@ pub enum Outcome {
 }
 
 /// One piece of physical memory of a buffer, as it is mapped. It pins nothing.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let buffer = resource.allocate(2 << 20)?.grow_into(6 << 20)?;
+/// let sizes: Vec<usize> = buffer.chunks().iter().map(|chunk| chunk.size).collect();
+/// assert_eq!(sizes, [2 << 20, 4 << 20]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chunk {
     /// Where it begins.
@@ -45,6 +76,23 @@ pub struct Chunk {
 /// Dropping a buffer waits as closing it does. Where that can't be (the stream is capturing, or the drop happens in
 /// a host function of the driver's) the memory is stranded: it stays mapped, is reported through `tracing` and
 /// counted by [`Driver::stranded`].
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let buffer = resource.allocate(2 << 20)?;
+/// buffer.fill(0, buffer.size(), 7)?;
+/// let mut bytes = [0; 3];
+/// buffer.copy_to_host(buffer.size() - 3, &mut bytes)?;
+/// assert_eq!(bytes, [7; 3]);
+/// buffer.close()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct VirtualMemoryBuffer {
     resource: VirtualMemoryResource,
     range: Range,
@@ -185,6 +233,22 @@ impl VirtualMemoryBuffer {
 
     /// Sets what it waits for when it closes or drops, besides its fences. Buffers grown from it inherit it.
     ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// let stream = StreamRef::create(&device)?;
+    /// let buffer = resource.allocate(2 << 20)?;
+    /// buffer.set_release(Release::Stream(stream.clone()))?;
+    /// // Kernels are launched on `stream.as_raw()` here.
+    /// buffer.close()?; // waits for them
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`DifferentDrivers`](cuvmm_driver::Error::DifferentDrivers) for a stream of another driver.
     pub fn set_release(&self, release: Release) -> Result<(), Error> {
@@ -197,6 +261,23 @@ impl VirtualMemoryBuffer {
 
     /// Makes it wait, when it closes or drops, for the work queued on `stream` so far as well: for whoever queues
     /// work on a stream that is not its release stream.
+    ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// let buffer = resource.allocate(2 << 20)?;
+    /// let other = StreamRef::create(&device)?;
+    /// // Kernels are launched on `other.as_raw()` here.
+    /// buffer.fence(&other)?;
+    /// drop(other); // the fence keeps it
+    /// buffer.close()?; // waits for the kernels, and for the release stream
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::StreamCapturing`], [`Error::HostCallback`], values of two drivers; what the driver answers. The
@@ -220,7 +301,36 @@ impl VirtualMemoryBuffer {
     }
 
     /// Waits for its release stream and its fences, then lets go of its memory: what no alias shares is unmapped and
-    /// freed. The errors of this, and what dropping does with them, are the same.
+    /// freed. What goes wrong is told here, and counted and reported by a drop.
+    ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// let buffer = resource.allocate(2 << 20)?;
+    /// match buffer.close() {
+    ///     Ok(()) => println!("closed"),
+    ///     Err(error) => match error.into_buffer() {
+    ///         Some(buffer) => println!("not now: try {buffer:?} again once the capture is over"),
+    ///         None => println!("closed, with something stranded"),
+    ///     },
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A closed buffer can't be used, nor closed again:
+    ///
+    /// ```compile_fail,E0382
+    /// # fn closed(buffer: cuvmm_resource::VirtualMemoryBuffer) -> Result<(), Box<dyn std::error::Error>> {
+    /// buffer.close()?;
+    /// buffer.address();
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`CloseError`], with the buffer where nothing was released: [`Error::StreamCapturing`],

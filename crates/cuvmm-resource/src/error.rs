@@ -5,6 +5,21 @@ use cuvmm_driver::{CUresult, Call};
 use crate::buffer::VirtualMemoryBuffer;
 
 /// What an operation of the resource or a buffer failed with.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let error = resource.allocate(1 << 40).unwrap_err();
+/// assert_eq!(error.call(), Some(cuvmm_driver::Call::cuMemCreate));
+/// assert_eq!(error.code(), Some(cuvmm_driver::CUresult::OUT_OF_MEMORY));
+/// assert_eq!(error.to_string(), "cuMemCreate failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -75,6 +90,23 @@ impl Error {
 }
 
 /// Why a buffer was not closed, or not cleanly.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let stranger = Simulator::new(Machine::h200());
+/// let stream = StreamRef::create(&stranger.driver()?.device(0)?)?;
+/// let error = resource.allocate(2 << 20)?.close_on(&stream).unwrap_err();
+/// assert_eq!(error.error(), &Error::Driver(cuvmm_driver::Error::DifferentDrivers));
+/// let buffer = error.into_buffer().ok_or("closed all the same")?;
+/// buffer.close()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("{}", if buffer.is_some() { "the buffer was not closed" } else { "the buffer was closed with an error" })]
 pub struct CloseError {
@@ -101,6 +133,21 @@ impl CloseError {
 }
 
 /// Why a buffer was not grown into a larger one.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let buffer = resource.allocate(2 << 20)?;
+/// let error = buffer.grow_into(1 << 40).unwrap_err();
+/// assert_eq!(error.error().code(), Some(cuvmm_driver::CUresult::OUT_OF_MEMORY));
+/// assert_eq!(error.into_buffer().size(), 2 << 20);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("the buffer was not grown")]
 pub struct GrowError {

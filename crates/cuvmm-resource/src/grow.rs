@@ -69,6 +69,22 @@ impl VirtualMemoryBuffer {
     /// As [`grow`](Self::grow), in place of this buffer, which is gone after. Where the address stays, nothing is
     /// waited for; where it moves, this waits as closing does before the old addresses go.
     ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// let mut buffer = resource.allocate(2 << 20)?;
+    /// for size in [64 << 20, 256 << 20, 1 << 30] {
+    ///     buffer = buffer.grow_into(size)?;
+    /// }
+    /// assert_eq!(buffer.chunks().iter().map(|chunk| chunk.size).sum::<usize>(), 1 << 30);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`GrowError`], with this buffer as it was.
     pub fn grow_into(mut self, new_size: usize) -> Result<Self, GrowError> {

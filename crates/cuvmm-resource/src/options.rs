@@ -5,6 +5,13 @@ use cuvmm_driver::sys::CUmemAllocationHandleType;
 use crate::release::Release;
 
 /// How memory can be handed to other processes: fixed when it is made.
+///
+/// ```
+/// # use cuvmm_driver::sys::CUmemAllocationHandleType;
+/// # use cuvmm_resource::HandleKind;
+/// assert_eq!(HandleKind::default(), HandleKind::None);
+/// assert_eq!(HandleKind::PosixFd.as_driver(), CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HandleKind {

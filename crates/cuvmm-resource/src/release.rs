@@ -18,6 +18,21 @@ use crate::error::Error;
 use crate::stream::{PrimaryContext, StreamRef, strand};
 
 /// What a buffer waits for when it closes or drops, besides its fences.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let stream = StreamRef::create(&device)?;
+/// let options = Options::new().release(Release::Stream(stream));
+/// let buffer = VirtualMemoryResource::new(&device, options)?.allocate(2 << 20)?;
+/// assert!(matches!(buffer.release(), Release::Stream(_)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Release {

@@ -124,6 +124,21 @@ impl VirtualMemoryResource {
     /// and keeps its address. Addresses cost no device memory. Where so many can't be had, it is fewer:
     /// [`VirtualMemoryBuffer::capacity`] says how many.
     ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// let cache = resource.allocate_with_capacity(0, 64 << 30)?;
+    /// assert_eq!((cache.size(), cache.capacity()), (0, 64 << 30));
+    /// let larger = cache.grow(2 << 20)?;
+    /// assert_eq!(larger.address(), cache.address());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn allocate_with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
@@ -138,6 +153,25 @@ impl VirtualMemoryResource {
     /// Makes a buffer of `size` bytes of memory that comes from elsewhere: `next` gives the allocation of each chunk
     /// in turn, whose size is in `chunks`. They are mapped one behind the other, with this resource's access, in a
     /// range that is their sum.
+    ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
+    /// use cuvmm_handles::Allocation;
+    ///
+    /// let properties = CUmemAllocationProp::pinned(device.location(), CUmemAllocationHandleType::NONE);
+    /// let buffer = resource.map_chunks(&[2 << 20, 4 << 20], 5 << 20, |_, size| -> Result<_, Error> {
+    ///     Ok(Allocation::create(device.driver(), size, &properties)?)
+    /// })?;
+    /// assert_eq!((buffer.size(), buffer.chunks().len()), (5 << 20, 2));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Handles`] for a chunk that is no multiple of the granularity, [`Error::Chunks`] for one of no bytes

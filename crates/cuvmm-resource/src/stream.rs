@@ -15,6 +15,35 @@ use crate::error::Error;
 
 /// What owns a stream that was made elsewhere.
 ///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::{Driver, sys::CUstream};
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// /// Stands for another crate's stream, which that destroys when it is dropped.
+/// struct Theirs(StreamRef);
+///
+/// // SAFETY: the stream is made before the value and destroyed with it.
+/// unsafe impl StreamOwner for Theirs {
+///     fn driver(&self) -> &Driver {
+///         self.0.driver()
+///     }
+///
+///     fn stream(&self) -> CUstream {
+///         self.0.as_raw()
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::h200()).driver()?.device(0)?;
+/// let theirs = Arc::new(Theirs(StreamRef::create(&device)?));
+/// let options = Options::new().release(Release::Stream(StreamRef::from_owner(theirs)?));
+/// let buffer = VirtualMemoryResource::new(&device, options)?.allocate(2 << 20)?;
+/// buffer.close()?; // waits for the stream; its owner stays until then
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Safety
 /// While the value lives, [`stream`](Self::stream) gives one and the same stream, which is alive and one of
 /// [`driver`](Self::driver).
@@ -28,6 +57,22 @@ pub unsafe trait StreamOwner: Send + Sync + 'static {
 
 /// A share of a stream: it stays alive while this, or a clone of it, does. Two are equal when they name the same
 /// stream of the same driver.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let stream = StreamRef::create(&device)?;
+/// let buffer = resource.allocate(2 << 20)?;
+/// buffer.fill_on(&stream, 0, buffer.size(), 1)?;
+/// stream.synchronize()?;
+/// assert_eq!(stream.clone(), stream);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct StreamRef {
     inner: Arc<Inner>,
