@@ -56,6 +56,8 @@ pub struct Left {
     pub events: usize,
     /// References to primary contexts.
     pub contexts: usize,
+    /// Streams.
+    pub streams: usize,
     /// What the library counted as stranded.
     pub stranded: usize,
 }
@@ -68,6 +70,7 @@ impl Left {
             mappings: self.mappings + other.mappings,
             events: self.events + other.events,
             contexts: self.contexts + other.contexts,
+            streams: self.streams + other.streams,
             stranded: self.stranded + other.stranded,
         }
     }
@@ -81,6 +84,7 @@ impl Left {
         // An event that nobody destroys ends with its context.
         live.events = (live.events + self.events).min(is.events.max(live.events));
         live.contexts += self.contexts;
+        live.streams += self.streams;
         if self.allocations + self.mappings > 0 {
             live.device_bytes = is.device_bytes.clone();
             live.imported = is.imported;

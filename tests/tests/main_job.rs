@@ -1,4 +1,7 @@
 //! The main job: allocate, write, grow in place, grow by moving, share with a second process, verify every byte.
+#![deny(unsafe_code)]
+// This crate is part of tests: what it did not expect is to stop the test that it happened in.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 
