@@ -240,15 +240,17 @@ impl VirtualMemoryResource {
     /// Reserves `wanted` bytes of addresses; where so many can't be had, half of what goes beyond `needed`, and so
     /// on. None where none are needed and none can be had.
     fn reserve_with_headroom(&self, needed: usize, wanted: usize) -> Result<Option<Reservation>, Error> {
+        let unit = self.granularity().max(ADDRESS_UNIT).bytes();
         // The most that can be rounded up: there are no more addresses than that.
-        let most = usize::MAX - (self.granularity().max(ADDRESS_UNIT).bytes() - 1);
-        let mut headroom = wanted.min(most).saturating_sub(needed);
+        let mut headroom = wanted.min(usize::MAX - (unit - 1)).saturating_sub(needed);
         loop {
             if needed + headroom == 0 {
                 return Ok(None);
             }
             match self.reserve(needed + headroom) {
-                Err(error) if headroom > 0 && error.code() == Some(CUresult::OUT_OF_MEMORY) => headroom /= 2,
+                Err(error) if headroom > 0 && error.code() == Some(CUresult::OUT_OF_MEMORY) => {
+                    headroom = if headroom > unit { headroom / 2 } else { 0 };
+                }
                 result => return result.map(Some),
             }
         }

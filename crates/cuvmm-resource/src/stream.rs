@@ -131,7 +131,8 @@ impl StreamRef {
     ///
     /// # Safety
     /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given
-    /// to keep one.
+    /// to keep one. For a token, that holds of each context that it is used in. Nobody begins a capture on it while a
+    /// copy or a wait of ours is under way.
     ///
     /// # Errors
     /// What `cuStreamGetCtx` answers.

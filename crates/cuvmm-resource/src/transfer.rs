@@ -4,8 +4,10 @@
 //! returns. Lengths are exact, 0 bytes are fine, and nothing is allocated.
 //!
 //! # Safety
-//! Ranges are checked to lie within the buffer, whose memory is mapped while it is borrowed; host memory is borrowed
-//! until the work on it has ended.
+//! Ranges are checked to lie within the buffer, whose memory is mapped while it is borrowed. Host memory is borrowed
+//! until the work on it has ended: until the wait for it has succeeded, or failed because the context is broken and
+//! runs nothing any more. It can't fail for a capture: none was under way when the work was queued, and whoever may
+//! begin one on the stream promised not to meanwhile.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::Driver;

@@ -34,7 +34,12 @@ pub(crate) fn reserve(
         return Err(CUresult::OUT_OF_MEMORY);
     }
     let range = match (hint.0, session.shared.machine.hints) {
-        (0, _) | (_, Hints::Elsewhere) => session.placer.place(bytes, alignment),
+        (0, _) => session.placer.place(bytes, alignment),
+        (hint, Hints::Elsewhere) => match session.placer.place(bytes, alignment) {
+            // Held while another place is looked for.
+            Ok(wished) if wished.start() == hint => session.placer.place(bytes, alignment),
+            place => place,
+        },
         (_, Hints::Refused(code)) if !code.is_success() => return Err(code),
         (hint, _) => match Range::at(hint, bytes) {
             Err(_) => session.placer.place(bytes, alignment),
