@@ -15,7 +15,7 @@ pub use backend::{Backend, Kind, Left, Mark, Watched};
 pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};
 pub use peer::{Peer, open_files};
 pub use step::{CODES, Step, steps};
-pub use work::{Capture, Current, Gate, Stream, in_host_function, is_idle, queue_fill};
+pub use work::{Capture, Current, Gate, Stream, in_host_function, is_idle, queue_fill, read_at, write_at};
 
 /// Includes tests, functions of a `&Backend`, once for each backend: in `strict` and `measured`, which are the
 /// simulator, and in `gpu`, whose tests `cargo test` leaves out and `cargo xtask gpu-test` runs.

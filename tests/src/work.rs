@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use cuvmm::driver::sys::{CUcontext, CUgraph, CUstream, CUstream_flags, CUstreamCaptureMode};
+use cuvmm::driver::sys::{CUcontext, CUdeviceptr, CUgraph, CUstream, CUstream_flags, CUstreamCaptureMode};
 use cuvmm::{Device, Driver, StreamOwner, StreamRef, VirtualMemoryBuffer};
 
 /// How long a test waits for what should come at once.
@@ -188,6 +188,27 @@ pub fn queue_fill(stream: &StreamRef, buffer: &VirtualMemoryBuffer, value: u8) {
 
 fn queue(stream: &StreamRef, work: impl FnOnce() -> Result<(), cuvmm::driver::Error>) {
     in_context_of(stream, work).expect("work to queue");
+}
+
+/// Writes bytes at an address by the driver's own copy, and waits for that.
+pub fn write_at(stream: &StreamRef, address: CUdeviceptr, bytes: &[u8]) -> Result<(), cuvmm::driver::Error> {
+    in_context_of(stream, || {
+        // SAFETY: the bytes are borrowed until the stream was waited for; addresses that can't be written are refused.
+        unsafe { stream.driver().memcpy_htod_async(address, bytes.as_ptr().cast(), bytes.len(), stream.as_raw()) }
+    })?;
+    stream.synchronize().expect("a copy that ends");
+    Ok(())
+}
+
+/// Reads bytes at an address by the driver's own copy, and waits for that.
+pub fn read_at(stream: &StreamRef, address: CUdeviceptr, length: usize) -> Result<Vec<u8>, cuvmm::driver::Error> {
+    let mut bytes = vec![0; length];
+    in_context_of(stream, || {
+        // SAFETY: the bytes are ours until the stream was waited for; addresses that can't be read are refused.
+        unsafe { stream.driver().memcpy_dtoh_async(bytes.as_mut_ptr().cast(), address, length, stream.as_raw()) }
+    })?;
+    stream.synchronize().expect("a copy that ends");
+    Ok(bytes)
 }
 
 /// Calls `work` with the stream's context current.
