@@ -35,7 +35,8 @@ impl Current {
 
 impl Drop for Current {
     fn drop(&mut self) {
-        self.device.driver().ctx_pop_current().expect("a context to pop");
+        // SAFETY: `push` pushed it.
+        unsafe { self.device.driver().ctx_pop_current() }.expect("a context to pop");
         // SAFETY: it was retained by `push`, once.
         unsafe { self.device.primary_ctx_release() }.expect("a primary context to release");
     }
@@ -219,7 +220,8 @@ fn in_context_of<T>(stream: &StreamRef, work: impl FnOnce() -> T) -> T {
     // SAFETY: the context lives as long as the stream.
     unsafe { driver.ctx_push_current(context) }.expect("a context to push");
     let result = work();
-    driver.ctx_pop_current().expect("a context to pop");
+    // SAFETY: it was pushed above.
+    unsafe { driver.ctx_pop_current() }.expect("a context to pop");
     result
 }
 

@@ -44,9 +44,9 @@ use crate::reservation::{Reservation, Room};
 /// ```
 #[derive(Debug)]
 pub struct Mapping {
-    // Dropped in this order: the room, so the addresses, then the memory.
-    room: Room,
+    // Dropped in this order: the memory, then the room and so the addresses.
     allocation: Arc<Allocation>,
+    room: Room,
     access: Arc<[CUmemAccessDesc]>,
     unmapped: bool,
 }
@@ -162,12 +162,14 @@ impl Mapping {
         if std::mem::replace(&mut self.unmapped, true) || self.driver().is_forked() {
             return Ok(());
         }
+        // Until the driver has said yes, whatever happens.
+        self.room.set_stuck(true);
         // SAFETY: the range is this mapping's, `unmapped` makes this the only unmap, and whoever started work on
         // it promised that the work has ended.
         let result = unsafe { self.driver().mem_unmap(self.address(), self.size()) };
+        self.room.set_stuck(result.is_err());
         result.map_err(|error| {
             strand(self.driver(), StrandedKind::Mapping, &error, self.size());
-            self.room.stick();
             error.into()
         })
     }

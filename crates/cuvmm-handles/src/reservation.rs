@@ -251,9 +251,9 @@ impl Room {
         self.offset + self.size
     }
 
-    /// Keeps it taken for ever, and with it the reservation: something is mapped there that can't be unmapped.
-    pub(crate) fn stick(&mut self) {
-        self.stuck = true;
+    /// Whether it stays taken for ever, and with it the reservation: something is mapped there that can't be unmapped.
+    pub(crate) fn set_stuck(&mut self, stuck: bool) {
+        self.stuck = stuck;
     }
 }
 

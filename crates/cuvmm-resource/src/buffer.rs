@@ -7,6 +7,7 @@ use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{CUresult, Driver, StrandedKind};
 use cuvmm_handles::{Mapping, Reservation};
 
+use crate::capture::in_host_callback;
 use crate::error::{CloseError, Error};
 use crate::range::Range;
 use crate::release::{Order, Release, Unsettled};
@@ -287,17 +288,27 @@ impl VirtualMemoryBuffer {
         if self.is_empty() {
             return Ok(());
         }
-        if crate::capture::in_host_callback(self.driver())? {
+        if in_host_callback(self.driver())? {
             return Err(Error::HostCallback);
         }
-        self.order().fence(stream)
+        let stream = self.resolve(stream)?;
+        let finished = self.order().fence(&stream)?;
+        // Without the lock, as above.
+        drop(finished);
+        Ok(())
     }
 
     /// Makes it wait for all of `stream`, whose work could not be waited for at once.
     pub(crate) fn fence_stream(&self, stream: &StreamRef) {
-        let replaced = self.order().fence_stream(stream);
+        let covered = self.order().fence_stream(stream);
         // Without the lock, as above.
-        drop(replaced);
+        drop(covered);
+    }
+
+    /// The stream that was given; for a default stream's token the legacy default stream of the device's primary
+    /// context, and a share of that.
+    pub(crate) fn resolve(&self, stream: &StreamRef) -> Result<StreamRef, Error> {
+        if stream.is_default() { Ok(StreamRef::legacy(self.resource.device())?) } else { Ok(stream.clone()) }
     }
 
     /// Waits for its release stream and its fences, then lets go of its memory: what no alias shares is unmapped and
@@ -334,7 +345,8 @@ impl VirtualMemoryBuffer {
     ///
     /// # Errors
     /// [`CloseError`], with the buffer where nothing was released: [`Error::StreamCapturing`],
-    /// [`Error::HostCallback`]. After any other error it is closed: what a failed call would have undone, and what
+    /// [`Error::HostCallback`], and where work could not be waited for and may still be running. Otherwise, as after
+    /// an error of the work itself (700 and its like), it is closed: what a failed call would have undone, and what
     /// needed it, is stranded.
     pub fn close(self) -> Result<(), CloseError> {
         self.close_after(None)
@@ -361,12 +373,17 @@ impl VirtualMemoryBuffer {
     }
 
     /// Waits for all that it is to wait for. Nothing to protect, nothing to wait for.
-    pub(crate) fn settle(&self, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
-        let mut order = self.order();
-        if self.range.is_empty() && order.has_no_fence() {
-            return Ok(());
+    pub(crate) fn settle(&mut self, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
+        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !self.range.is_empty() || !order.has_no_fence() {
+            return order.settle(self.resource.device(), instead);
         }
-        order.settle(self.resource.device(), instead)
+        match &self.reserved {
+            Some(reserved) if matches!(in_host_callback(reserved.driver()), Ok(true)) => {
+                Err(Unsettled::Refused(Error::HostCallback))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Lets go of the memory without waiting. It is empty after.
@@ -379,44 +396,46 @@ impl VirtualMemoryBuffer {
 
     /// Moves what this waits for to `other`, which has all of this one's memory, and lets go of this one.
     pub(crate) fn hand_over_to(mut self, other: &Self) {
-        std::mem::swap(&mut *self.order(), &mut *other.order());
+        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(order, &mut *other.order());
         // Every node is shared with the other: no call is made.
         self.range = Range::default();
         self.reserved = None;
     }
 
-    /// Keeps its streams and fences for ever: letting go of the last share of one would be a driver call.
-    fn keep_streams(&self) {
-        std::mem::forget(std::mem::take(&mut *self.order()));
+    /// Keeps all that it holds for ever, and makes no call.
+    fn keep(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.range));
+        std::mem::forget(self.reserved.take());
+        std::mem::forget(std::mem::take(self.order.get_mut().unwrap_or_else(PoisonError::into_inner)));
         std::mem::forget(self.resource.clone());
     }
 }
 
 impl Drop for VirtualMemoryBuffer {
     fn drop(&mut self) {
-        if self.range.is_empty() {
+        if self.range.is_empty() && self.reserved.is_none() {
             return;
         }
         if self.driver().is_forked() {
-            std::mem::forget(std::mem::take(&mut self.range));
-            return;
+            return self.keep();
         }
         match self.settle(None) {
             Ok(()) => {}
-            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => {
-                std::mem::forget(std::mem::take(&mut self.range));
-                return;
-            }
+            // The driver is gone, and gave back everything.
+            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => return self.keep(),
+            // So is the work's context.
+            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::CONTEXT_IS_DESTROYED) => {}
             Err(Unsettled::Failed(error)) => {
-                tracing::error!(%error, address = %self.address(), "failed to wait for work on a dropped buffer");
+                tracing::error!(%error, address = %self.address(), "work on a dropped buffer failed");
             }
             Err(Unsettled::Refused(error)) => {
                 self.driver().stranded().add(StrandedKind::Buffer);
                 tracing::error!(%error, address = %self.address(), size = self.size, "stranded a dropped buffer");
-                std::mem::forget(std::mem::take(&mut self.range));
                 if error == Error::HostCallback {
-                    self.keep_streams();
+                    return self.keep();
                 }
+                std::mem::forget(std::mem::take(&mut self.range));
                 return;
             }
         }
@@ -428,7 +447,7 @@ impl Drop for VirtualMemoryBuffer {
 impl std::fmt::Debug for VirtualMemoryBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("VirtualMemoryBuffer")
-            .field("address", &self.address().0)
+            .field("address", &self.address())
             .field("size", &self.size)
             .field("outcome", &self.outcome)
             .finish_non_exhaustive()

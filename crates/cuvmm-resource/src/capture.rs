@@ -8,6 +8,8 @@
 //! A [`Target`]'s context and stream are alive while it is borrowed; that is the promise every call here needs.
 #![allow(unsafe_code)]
 
+use std::time::Duration;
+
 use cuvmm_driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use cuvmm_driver::{CUresult, Driver, Error};
 
@@ -50,6 +52,21 @@ pub(crate) fn is_capture_code(code: Option<CUresult>) -> bool {
     code.is_some_and(|code| (CUresult::STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::TIMEOUT.0).contains(&code.0))
 }
 
+/// Whether a code says that work waited for is over or lost: its context is broken or gone, and runs nothing any
+/// more. After any other failure it may still be running.
+pub(crate) fn is_over(code: Option<CUresult>) -> bool {
+    const DEAD: [CUresult; 5] = [
+        CUresult::NOT_INITIALIZED,
+        CUresult::DEINITIALIZED,
+        CUresult::INVALID_CONTEXT,
+        CUresult::INVALID_HANDLE,
+        CUresult::CONTEXT_IS_DESTROYED,
+    ];
+    // What work of one's own leaves behind, for every later call that waits for it: uncorrectable memory and link
+    // errors, illegal addresses, timeouts, assertions, and the other faults of a kernel.
+    code.is_some_and(|code| DEAD.contains(&code) || matches!(code.0, 214 | 220 | 700 | 702 | 710 | 714..=721))
+}
+
 /// The calling thread with its capture mode relaxed and the target's context current, until dropped.
 pub(crate) struct Session<'a> {
     target: Target<'a>,
@@ -58,16 +75,25 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Enters, and says what went wrong, if anything. Even then a wait can be tried: the work behind it is not to
-    /// be pulled away from for want of a mode or a context.
+    /// Enters, and says what went wrong, if anything. Even then a wait can be tried, unless the stream is
+    /// [only known by its context](Self::is_lost): the work behind it is not to be pulled away from for want of a mode.
     pub(crate) fn enter(target: Target<'a>) -> (Self, Result<(), Error>) {
+        let mut session = Self { target, previous: None, pushed: false };
         let mode = target.driver.thread_exchange_stream_capture_mode(CUstreamCaptureMode::RELAXED);
-        // A default stream named by its token has no context of its own: it is the thread's current one's.
-        let pushes = !target.context.is_null();
-        // SAFETY: the target's context is alive.
-        let pushed = if pushes { unsafe { target.driver.ctx_push_current(target.context) } } else { Ok(()) };
-        let session = Self { target, previous: mode.as_ref().ok().copied(), pushed: pushes && pushed.is_ok() };
-        (session, mode.map(drop).and(pushed))
+        let relaxed = mode.map(|mode| session.previous = Some(mode));
+        let pushed = if target.context.is_null() {
+            // A default stream named by its token has no context of its own: it is the thread's current one's.
+            Ok(())
+        } else {
+            // SAFETY: the target's context is alive.
+            unsafe { target.driver.ctx_push_current(target.context) }.map(|()| session.pushed = true)
+        };
+        (session, relaxed.and(pushed))
+    }
+
+    /// Whether the stream can't be named here: it is a default stream, and its context could not be made current.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.target.stream.is_default_token() && !self.target.context.is_null() && !self.pushed
     }
 
     /// Enters, or gives up.
@@ -92,6 +118,19 @@ impl<'a> Session<'a> {
         unsafe { self.target.driver.stream_synchronize(self.target.stream) }
     }
 
+    /// As [`synchronize`](Self::synchronize), also past a capture that began since the work was queued: for work on
+    /// what is borrowed until it is over.
+    pub(crate) fn finish(&self) -> Result<(), Error> {
+        let waited = self.synchronize();
+        if !waited.as_ref().is_err_and(|error| is_capture_code(error.code())) {
+            return waited;
+        }
+        while matches!(self.is_capturing(), Ok(true)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.synchronize()
+    }
+
     /// Makes an event in the target's context.
     pub(crate) fn create_event(&self) -> Result<CUevent, Error> {
         self.target.driver.event_create(cuvmm_driver::sys::CUevent_flags::DISABLE_TIMING)
@@ -104,6 +143,15 @@ impl<'a> Session<'a> {
     pub(crate) unsafe fn record(&self, event: CUevent) -> Result<(), Error> {
         // SAFETY: the target's stream is alive, and the caller vouches for the event.
         unsafe { self.target.driver.event_record(event, self.target.stream) }
+    }
+
+    /// Whether what an event was recorded behind is over.
+    ///
+    /// # Safety
+    /// The event is alive and of the target's context.
+    pub(crate) unsafe fn query_event(&self, event: CUevent) -> Result<bool, Error> {
+        // SAFETY: the caller vouches for the event.
+        unsafe { self.target.driver.event_query(event) }
     }
 
     /// Waits for what an event was recorded behind.
@@ -125,7 +173,9 @@ impl Session<'_> {
     /// Goes on past a failure, which is counted and reported, and returns the first.
     fn restore(&mut self) -> Result<(), Error> {
         let driver = self.target.driver;
-        let popped = if std::mem::take(&mut self.pushed) { driver.ctx_pop_current().map(drop) } else { Ok(()) };
+        // SAFETY: this undoes the push of `enter`; sessions nest.
+        let pop = || unsafe { driver.ctx_pop_current() }.map(drop);
+        let popped = if std::mem::take(&mut self.pushed) { pop() } else { Ok(()) };
         let restored = match self.previous.take() {
             Some(mode) => driver.thread_exchange_stream_capture_mode(mode).map(drop),
             None => Ok(()),

@@ -79,10 +79,10 @@ impl Range {
 
     fn tear_down(&mut self) -> Result<(), cuvmm_handles::Error> {
         let mut first = Ok(());
-        let mut next = self.tail.take();
-        while let Some(Node { parent, mapping, .. }) = next.and_then(Arc::into_inner) {
+        while let Some(Node { parent, mapping, .. }) = self.tail.take().and_then(Arc::into_inner) {
+            // Put back before anything can unwind, so that what is left is let go of as iteratively.
+            self.tail = parent;
             first = first.and(mapping.close());
-            next = parent;
         }
         first
     }

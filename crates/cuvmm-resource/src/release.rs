@@ -5,17 +5,16 @@
 //! when the last alias unmaps, all is settled, and ranges need no lists.
 //!
 //! # Safety
-//! A fence's event is alive until the fence is dropped, and of its stream's context, which the fence keeps alive.
+//! A fence's event is alive until the fence is dropped. It is of its stream's context, which lives as long as the
+//! stream, which the fence shares.
 #![allow(unsafe_code)]
 
-use std::thread::ThreadId;
-
-use cuvmm_driver::sys::{CUcontext, CUevent};
+use cuvmm_driver::sys::CUevent;
 use cuvmm_driver::{Device, Driver};
 
-use crate::capture::{Session, Target, in_host_callback, is_capture_code};
+use crate::capture::{Session, Target, in_host_callback, is_capture_code, is_over};
 use crate::error::Error;
-use crate::stream::{PrimaryContext, StreamRef, strand};
+use crate::stream::{PrimaryContext, StreamRef, may_call, strand};
 
 /// What a buffer waits for when it closes or drops, besides its fences.
 ///
@@ -61,19 +60,22 @@ impl Release {
 pub(crate) struct Order {
     pub(crate) release: Release,
     fences: Vec<Fence>,
+    /// How many fences were left the last time that the finished ones were sorted out.
+    pruned: usize,
 }
 
 /// Why a buffer is not settled.
 pub(crate) enum Unsettled {
-    /// Nothing may be released: a stream is capturing, or the thread is in a host function.
+    /// Nothing may be released: a stream is capturing, the thread is in a host function, or work could not be waited
+    /// for and may still be running.
     Refused(Error),
-    /// A wait failed. Work on the buffer is over or lost, and its memory can go.
+    /// Something failed. Work on the buffer is over or lost all the same, and its memory can go.
     Failed(Error),
 }
 
 impl Order {
     pub(crate) fn new(release: Release) -> Self {
-        Self { release, fences: Vec::new() }
+        Self { release, ..Self::default() }
     }
 
     /// Whether there is no fence.
@@ -82,45 +84,60 @@ impl Order {
     }
 
     /// Makes the buffer wait for the work queued on `stream` so far. A later fence on a stream covers an earlier
-    /// one, so there is at most one for each.
-    pub(crate) fn fence(&mut self, stream: &StreamRef) -> Result<(), Error> {
-        let named = Named::of(stream)?;
+    /// one, so there is at most one for each. Gives the fences that are finished by now.
+    pub(crate) fn fence(&mut self, stream: &StreamRef) -> Result<Finished, Error> {
         let session = Session::require(stream.target())?;
         if session.is_capturing()? {
             return Err(Error::StreamCapturing);
         }
-        let known = self.fences.iter().position(|fence| fence.stream == *stream && fence.named == named);
-        let event = match known.map(|index| self.fences[index].event) {
-            Some(Some(event)) => event,
-            // A fence without an event waits for the whole of its stream: it covers this work too.
-            Some(None) => return Ok(()),
+        let known = self.fences.iter().position(|fence| fence.stream == *stream);
+        let index = match known {
+            Some(index) => index,
             None => {
-                let event = session.create_event()?;
-                self.fences.push(Fence { stream: stream.clone(), named, event: Some(event) });
-                event
+                let event = Some(session.create_event()?);
+                self.fences.push(Fence { stream: stream.clone(), event });
+                self.fences.len() - 1
             }
         };
+        let Fence { event, .. } = &mut self.fences[index];
+        let Some(recorded) = *event else {
+            // It waits for the whole of its stream, and so for this work too.
+            return Ok(Finished::default());
+        };
         // SAFETY: the event is the fence's, made in this stream's context.
-        let recorded = unsafe { session.record(event) };
-        drop(session);
-        if recorded.is_err() && known.is_none() {
-            self.fences.pop();
+        let result = unsafe { session.record(recorded) };
+        // A capture that began in between has the event, and a wait for that could never end well.
+        let is_captured = session.is_capturing();
+        if !matches!(is_captured, Ok(false)) {
+            *event = None;
+            // A failure was counted and reported.
+            let _ = destroy(stream.driver(), recorded);
         }
-        Ok(recorded?)
+        match (result, is_captured) {
+            (Err(error), _) | (Ok(()), Err(error)) => Err(error.into()),
+            (Ok(()), Ok(true)) => Err(Error::StreamCapturing),
+            (Ok(()), Ok(false)) => Ok(self.prune()),
+        }
     }
 
     /// Makes the buffer wait for the whole of `stream`, where no event could be recorded. Gives the fence that this
     /// covers.
-    #[must_use = "a fence is let go of without the lock"]
-    pub(crate) fn fence_stream(&mut self, stream: &StreamRef) -> Option<Fence> {
-        let fence = Fence { stream: stream.clone(), named: None, event: None };
-        match self.fences.iter_mut().find(|known| known.stream == *stream && known.named.is_none()) {
-            Some(known) => Some(std::mem::replace(known, fence)),
-            None => {
-                self.fences.push(fence);
-                None
-            }
+    pub(crate) fn fence_stream(&mut self, stream: &StreamRef) -> Finished {
+        let covered = self.fences.extract_if(.., |fence| fence.stream == *stream).collect();
+        self.fences.push(Fence { stream: stream.clone(), event: None });
+        Finished(covered)
+    }
+
+    /// Sorts out the fences whose work is over, each time that their number has doubled: whoever uses ever new streams
+    /// leaves few behind, and pays for it with a constant number of queries a fence.
+    fn prune(&mut self) -> Finished {
+        const FEW: usize = 8;
+        if self.fences.len() < 2 * self.pruned.max(FEW) {
+            return Finished::default();
         }
+        let finished = self.fences.extract_if(.., |fence| fence.is_finished()).collect();
+        self.pruned = self.fences.len();
+        Finished(finished)
     }
 
     /// Waits for the release stream (`instead`, where one is given) and every fence. Where all went well, the fences
@@ -135,29 +152,22 @@ impl Order {
             Ok(false) => {}
             Err(error) => first = Err(error),
         }
-        let release = match (instead, &self.release) {
-            (Some(stream), _) => Release::Stream(stream.clone()),
-            (None, release) => release.clone(),
+        let named = match (instead, &self.release) {
+            (Some(stream), _) | (None, Release::Stream(stream)) => Some(stream).filter(|stream| !stream.is_default()),
+            (None, Release::DefaultStream | Release::Caller) => None,
         };
-        let primary = match &release {
-            Release::Stream(stream) if !stream.is_default() => None,
-            Release::Caller => None,
-            Release::Stream(_) | Release::DefaultStream => {
-                let (primary, found) = active_primary_context(device);
-                first = first.and(found);
-                primary
-            }
-        };
-        let released = match (&release, &primary) {
-            (Release::Stream(stream), None) if !stream.is_default() => Some(stream.target()),
-            (_, Some(primary)) => Some(primary.legacy_stream()),
-            _ => None,
-        };
-        let mut waits: Vec<(Target<'_>, Option<CUevent>)> = released.map(|target| (target, None)).into_iter().collect();
+        let by_default = named.is_none() && (instead.is_some() || !matches!(self.release, Release::Caller));
+        let primary = if by_default { active_primary_context(device, &mut first)? } else { None };
+
+        let whole = named.map(StreamRef::target).or_else(|| primary.as_ref().map(PrimaryContext::legacy_stream));
+        let mut waits: Vec<(Target<'_>, Option<CUevent>)> = whole.map(|target| (target, None)).into_iter().collect();
         waits.extend(self.fences.iter().map(|fence| (fence.stream.target(), fence.event)));
         for (target, _) in waits.iter().filter(|(_, event)| event.is_none()) {
             let (session, entered) = Session::enter(*target);
             first = first.and(entered);
+            if session.is_lost() {
+                continue;
+            }
             match session.is_capturing() {
                 Ok(true) => return Err(Unsettled::Refused(Error::StreamCapturing)),
                 Ok(false) => {}
@@ -166,18 +176,7 @@ impl Order {
             first = first.and(session.leave());
         }
         for (target, event) in &waits {
-            let (session, entered) = Session::enter(*target);
-            let waited = match event {
-                // SAFETY: the event is the fence's, of this stream's context.
-                Some(event) => unsafe { session.synchronize_event(*event) },
-                None => session.synchronize(),
-            };
-            match waited {
-                Err(error) if is_capture_code(error.code()) => {
-                    return Err(Unsettled::Refused(Error::Driver(error)));
-                }
-                waited => first = first.and(entered).and(waited).and(session.leave()),
-            }
+            first = wait(*target, *event, first)?;
         }
         drop(waits);
         if first.is_ok() {
@@ -190,64 +189,93 @@ impl Order {
     }
 }
 
-/// The device's primary context, where it is active: nothing can be queued in one that is not. Where the driver does
-/// not say, it counts as active, so that its work is waited for.
-fn active_primary_context(device: &Device) -> (Option<PrimaryContext>, Result<(), cuvmm_driver::Error>) {
-    let active = device.primary_ctx_is_active();
-    if active == Ok(false) {
-        return (None, Ok(()));
+/// Waits for an event, or a whole stream, and gives the first error so far. Refused where the work behind it may still
+/// be running.
+fn wait(
+    target: Target<'_>,
+    event: Option<CUevent>,
+    first: Result<(), cuvmm_driver::Error>,
+) -> Result<Result<(), cuvmm_driver::Error>, Unsettled> {
+    let (session, entered) = Session::enter(target);
+    let waited = match event {
+        // SAFETY: the event is a fence's, of this stream's context.
+        Some(event) => unsafe { session.synchronize_event(event) },
+        None if session.is_lost() => entered.clone(),
+        None => session.synchronize(),
+    };
+    if waited.as_ref().is_err_and(|error| is_capture_code(error.code())) {
+        return Err(Unsettled::Refused(Error::StreamCapturing));
+    }
+    let is_settled = waited.as_ref().map_or_else(|error| is_over(error.code()), |()| true);
+    match first.and(entered).and(waited) {
+        Err(error) if !is_settled => Err(Unsettled::Refused(Error::Driver(error))),
+        first => Ok(first.and(session.leave())),
+    }
+}
+
+/// The device's primary context, where it is active: nothing can be queued in one that is not. Where that can't be
+/// found out, it may be.
+fn active_primary_context(
+    device: &Device,
+    first: &mut Result<(), cuvmm_driver::Error>,
+) -> Result<Option<PrimaryContext>, Unsettled> {
+    match device.primary_ctx_is_active() {
+        Ok(false) => return Ok(None),
+        Ok(true) => {}
+        Err(error) => *first = first.clone().and(Err(error)),
     }
     match PrimaryContext::retain(device) {
-        Ok(primary) => (Some(primary), active.map(drop)),
-        Err(error) => (None, active.and(Err(error))),
-    }
-}
-
-/// Where a default stream's token was used: it names another stream on another thread and in another context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Named {
-    thread: ThreadId,
-    context: CUcontext,
-}
-
-impl Named {
-    /// None for a stream that is the same everywhere.
-    fn of(stream: &StreamRef) -> Result<Option<Self>, Error> {
-        if !stream.is_default() {
-            return Ok(None);
+        Ok(primary) => Ok(Some(primary)),
+        Err(error) if is_over(error.code()) => {
+            *first = first.clone().and(Err(error));
+            Ok(None)
         }
-        let context = stream.driver().ctx_get_current()?;
-        Ok(Some(Self { thread: std::thread::current().id(), context }))
+        Err(error) => Err(Unsettled::Refused(Error::Driver(first.clone().err().unwrap_or(error)))),
     }
 }
+
+/// Fences that nobody waits for any more. To be dropped without a lock: with a stream goes its owner, whose drop is
+/// anybody's code.
+#[derive(Debug, Default)]
+#[must_use = "fences are let go of without the lock"]
+pub(crate) struct Finished(#[allow(dead_code, reason = "held for its drop")] Vec<Fence>);
 
 /// Work on some stream that a buffer waits for.
 #[derive(Debug)]
-pub(crate) struct Fence {
+struct Fence {
     stream: StreamRef,
-    named: Option<Named>,
     /// Recorded behind the work; none: the whole stream is waited for.
     event: Option<CUevent>,
 }
 
 impl Fence {
-    /// Destroys the event, as dropping this does, and says how that went.
-    fn end(mut self) -> Result<(), cuvmm_driver::Error> {
-        self.destroy()
+    /// Whether the work is over for sure.
+    fn is_finished(&self) -> bool {
+        let Some(event) = self.event else { return false };
+        let (session, entered) = Session::enter(self.stream.target());
+        // SAFETY: the event is this fence's, of this stream's context.
+        entered.is_ok() && matches!(unsafe { session.query_event(event) }, Ok(true))
     }
 
-    fn destroy(&mut self) -> Result<(), cuvmm_driver::Error> {
-        let driver: &Driver = self.stream.driver();
-        let Some(event) = self.event.take().filter(|_| !driver.is_forked()) else { return Ok(()) };
-        // SAFETY: the event was the fence's, which destroys it once; that is allowed before it completes.
-        let result = unsafe { driver.event_destroy(event) };
-        result.inspect_err(|error| strand(driver, error, "an event was not destroyed"))
+    /// Destroys the event, as dropping this does, and returns the error that dropping would only report.
+    fn end(mut self) -> Result<(), cuvmm_driver::Error> {
+        self.event.take().map_or(Ok(()), |event| destroy(self.stream.driver(), event))
     }
+}
+
+fn destroy(driver: &Driver, event: CUevent) -> Result<(), cuvmm_driver::Error> {
+    // SAFETY: the event was taken out of its fence, so this is the only time; it need not have completed.
+    let result = unsafe { driver.event_destroy(event) };
+    result.inspect_err(|error| strand(driver, error, "an event was not destroyed"))
 }
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        // A failure was counted and reported by `destroy`.
-        let _ = self.destroy();
+        if let Some(event) = self.event.take()
+            && may_call(self.stream.driver(), "an event is kept")
+        {
+            // A failure was counted and reported.
+            let _ = destroy(self.stream.driver(), event);
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
 use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
 
-use crate::capture::{Session, Target};
+use crate::capture::{Session, Target, in_host_callback};
 use crate::error::Error;
 
 /// What owns a stream that was made elsewhere.
@@ -126,13 +126,13 @@ impl StreamRef {
         unsafe { Self::share(&driver, stream, Keep::Owner(owner)) }
     }
 
-    /// Names a stream, or a default stream by its token (0, 1 or 2). As a release stream a token counts as none
-    /// given.
+    /// Names a stream, or a default stream by its token (0, 1 or 2). Given to a buffer, a token stands for the legacy
+    /// default stream of the primary context of the buffer's device, whatever context is current; as a release stream
+    /// it counts as none given.
     ///
     /// # Safety
     /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given
-    /// to keep one. For a token, that holds of each context that it is used in. Nobody begins a capture on it while a
-    /// copy or a wait of ours is under way.
+    /// to keep one. Nobody begins a capture on it while a wait or a fence of ours is under way.
     ///
     /// # Errors
     /// What `cuStreamGetCtx` answers.
@@ -183,7 +183,7 @@ impl StreamRef {
     /// them.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<(), Error> {
-        if crate::capture::in_host_callback(self.driver())? {
+        if in_host_callback(self.driver())? {
             return Err(Error::HostCallback);
         }
         let session = Session::require(self.target())?;
@@ -202,7 +202,9 @@ impl StreamRef {
 
 impl PartialEq for StreamRef {
     fn eq(&self, other: &Self) -> bool {
-        self.inner.stream == other.inner.stream && self.inner.driver == other.inner.driver
+        let (one, other) = (&*self.inner, &*other.inner);
+        // A default stream's token names one stream a context.
+        one.stream == other.stream && one.context == other.context && one.driver == other.driver
     }
 }
 
@@ -216,7 +218,7 @@ impl std::fmt::Debug for StreamRef {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !matches!(self.keep, Keep::Ours(_)) || self.driver.is_forked() {
+        if !matches!(self.keep, Keep::Ours(_)) || !may_call(&self.driver, "a stream is kept") {
             return;
         }
         // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
@@ -238,13 +240,13 @@ impl PrimaryContext {
         Ok(Self { device: device.clone(), context: device.primary_ctx_retain()?, released: false })
     }
 
-    /// Gives the share back, as dropping it does, and says how that went.
+    /// Gives the share back, as dropping it does, and returns the error that dropping would only report.
     pub(crate) fn release(mut self) -> Result<(), cuvmm_driver::Error> {
         self.give_back()
     }
 
     fn give_back(&mut self) -> Result<(), cuvmm_driver::Error> {
-        if std::mem::replace(&mut self.released, true) || self.device.driver().is_forked() {
+        if std::mem::replace(&mut self.released, true) {
             return Ok(());
         }
         // SAFETY: the share was retained by this value, and `released` makes this the only release.
@@ -261,9 +263,25 @@ impl PrimaryContext {
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
-        // A failure was counted and reported by `give_back`.
-        let _ = self.give_back();
+        if !self.released && may_call(self.device.driver(), "a share of a primary context is kept") {
+            // A failure was counted and reported.
+            let _ = self.give_back();
+        }
     }
+}
+
+/// Whether a drop may make calls: not in a forked child, where nothing is to be given back, nor in a host function of
+/// the driver's, where `kept` is counted and reported.
+pub(crate) fn may_call(driver: &Driver, kept: &str) -> bool {
+    if driver.is_forked() {
+        return false;
+    }
+    let forbidden = matches!(in_host_callback(driver), Ok(true));
+    if forbidden {
+        driver.stranded().add(StrandedKind::Other);
+        tracing::error!("{kept}: it was dropped in a host function of the driver's");
+    }
+    !forbidden
 }
 
 /// Counts and reports a stream, event or context that could not be given back.

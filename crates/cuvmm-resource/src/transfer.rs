@@ -5,9 +5,8 @@
 //!
 //! # Safety
 //! Ranges are checked to lie within the buffer, whose memory is mapped while it is borrowed. Host memory is borrowed
-//! until the work on it has ended: until the wait for it has succeeded, or failed because the context is broken and
-//! runs nothing any more. It can't fail for a capture: none was under way when the work was queued, and whoever may
-//! begin one on the stream promised not to meanwhile.
+//! until the work on it has ended: until a wait for it has succeeded, or failed because the context is broken and runs
+//! nothing any more. A capture that begins in between is waited for, too.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::Driver;
@@ -117,19 +116,20 @@ impl VirtualMemoryBuffer {
             return Err(Error::HostCallback);
         }
         let stream = match stream {
-            Some(stream) if stream.is_default() => StreamRef::legacy(self.resource().device())?,
-            Some(stream) => stream.clone(),
+            Some(stream) => self.resolve(stream)?,
             None => self.resource().own_stream()?,
         };
         let session = Session::require(stream.target())?;
         if session.is_capturing()? {
             return Err(Error::StreamCapturing);
         }
-        queue(driver, address, stream.target().stream())?;
-        session.synchronize().map_err(|error| {
-            // Whether the work is over is not known: the buffer waits for the stream before it lets go.
+        // Waited for also where queuing failed: what a failed call did is not known.
+        let queued = queue(driver, address, stream.target().stream());
+        let finished = session.finish();
+        if finished.is_err() {
+            // Nor is whether the work is over: the buffer waits for the stream before it lets go.
             self.fence_stream(&stream);
-            error.into()
-        })
+        }
+        Ok(queued.and(finished)?)
     }
 }

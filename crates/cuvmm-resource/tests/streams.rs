@@ -70,7 +70,8 @@ fn in_primary<T>(device: &Device, work: impl FnOnce(&Driver) -> T) -> T {
     // SAFETY: retained just now.
     unsafe { driver.ctx_push_current(context) }.unwrap();
     let done = work(driver);
-    assert_eq!(driver.ctx_pop_current().unwrap(), context);
+    // SAFETY: it was pushed above.
+    assert_eq!(unsafe { driver.ctx_pop_current() }.unwrap(), context);
     // SAFETY: the share is this function's.
     unsafe { device.primary_ctx_release() }.unwrap();
     done

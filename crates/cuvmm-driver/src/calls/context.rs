@@ -56,10 +56,13 @@ impl Driver {
 
     /// `cuCtxPopCurrent`: takes the calling thread's current context off its stack and gives it.
     ///
+    /// # Safety
+    /// The caller pushed it: others rely on the context that they made current.
+    ///
     /// # Errors
     /// 201 where the stack is empty.
     #[doc(alias = "cuCtxPopCurrent")]
-    pub fn ctx_pop_current(&self) -> Result<CUcontext, Error> {
+    pub unsafe fn ctx_pop_current(&self) -> Result<CUcontext, Error> {
         let mut context = CUcontext::NULL;
         // SAFETY: the output is ours.
         let code = unsafe { self.raw().cuCtxPopCurrent(&raw mut context) };
