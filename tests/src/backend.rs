@@ -1,11 +1,13 @@
 //! [`Backend`]: a driver to test on, with faults in front of it and a ledger of what it did.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use cuvmm::{CUresult, Call, Device, Driver, HandleKind, Options, VirtualMemoryResource};
-use cuvmm_driver::{Hooked, Table};
-use cuvmm_sim::faults::{Faults, Ledger, When};
+use cuvmm::{Call, Device, Driver, HandleKind, Options, VirtualMemoryResource};
+use cuvmm_driver::{Hooked, RawDriver, Table};
+use cuvmm_sim::faults::{Faults, Ledger};
 use cuvmm_sim::{Live, Machine, Preset, Simulator};
+
+use crate::watch::{Watched, Watches};
 
 /// Which driver a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +26,8 @@ pub enum Kind {
     GpuPair,
 }
 
-/// A driver to test on. Calls go through [`faults`](Self::faults), then past a [`ledger`](Self::ledger) that sees
-/// what the driver really did.
+/// A driver to test on. Calls are noted where a test asked for it, go through [`faults`](Self::faults), then past a
+/// [`ledger`](Self::ledger) that sees what the driver really did.
 pub struct Backend {
     /// Which.
     pub kind: Kind,
@@ -39,6 +41,7 @@ pub struct Backend {
     pub ledger: Ledger,
     /// The simulator behind the driver, where it is one.
     pub simulator: Option<Simulator>,
+    watches: Watches,
     test: &'static str,
     left: Mutex<Left>,
 }
@@ -60,9 +63,19 @@ pub struct Left {
     pub streams: usize,
     /// What the library counted as stranded.
     pub stranded: usize,
+    /// Those of the references whose handle was imported.
+    pub imported: usize,
+    /// The bytes of the first device that these references and mappings keep. Where a test does not say it, only that
+    /// there are some is demanded.
+    pub bytes: Option<usize>,
 }
 
 impl Left {
+    /// The bytes that are kept, where they are known: none by what keeps no memory.
+    fn known_bytes(&self) -> Option<usize> {
+        self.bytes.or((self.allocations + self.mappings == 0).then_some(0))
+    }
+
     fn plus(self, other: Self) -> Self {
         Self {
             reservations: self.reservations + other.reservations,
@@ -72,10 +85,17 @@ impl Left {
             contexts: self.contexts + other.contexts,
             streams: self.streams + other.streams,
             stranded: self.stranded + other.stranded,
+            imported: self.imported + other.imported,
+            bytes: self.known_bytes().zip(other.known_bytes()).map(|(left, more)| left + more),
         }
     }
 
-    /// What is alive, where this is left beside what was. Memory that is left has its bytes.
+    /// This as a ledger has it, which counts neither bytes nor what was imported.
+    fn in_ledger(self) -> Self {
+        Self { imported: 0, bytes: Some(0), ..self }
+    }
+
+    /// What is alive, where this is left beside what was.
     fn beside(self, was: &Live, is: &Live) -> Live {
         let mut live = was.clone();
         live.reservations += self.reservations;
@@ -85,9 +105,11 @@ impl Left {
         live.events = (live.events + self.events).min(is.events.max(live.events));
         live.contexts += self.contexts;
         live.streams += self.streams;
-        if self.allocations + self.mappings > 0 {
-            live.device_bytes = is.device_bytes.clone();
-            live.imported = is.imported;
+        live.imported += self.imported;
+        let bytes = |live: &Live| live.device_bytes.get(&0).copied().unwrap_or(0);
+        let more = self.known_bytes().unwrap_or_else(|| bytes(is).saturating_sub(bytes(was)).max(1));
+        if more > 0 {
+            *live.device_bytes.entry(0).or_default() += more;
         }
         live
     }
@@ -98,20 +120,6 @@ impl Left {
 pub struct Mark {
     live: Live,
     stranded: usize,
-}
-
-/// The arguments of the calls of one name, in order.
-#[derive(Clone, Debug, Default)]
-pub struct Watched {
-    arguments: Arc<Mutex<Vec<Vec<u64>>>>,
-}
-
-impl Watched {
-    /// The first two arguments of each call so far, which are address and size for most; forgets them.
-    pub fn take_pairs(&self) -> Vec<(u64, u64)> {
-        let calls = std::mem::take(&mut *self.arguments.lock().unwrap());
-        calls.into_iter().map(|arguments| (arguments[0], arguments[1])).collect()
-    }
 }
 
 impl Backend {
@@ -128,7 +136,7 @@ impl Backend {
         self.require_clean();
         let left = *self.left.lock().unwrap();
         let ledger = self.ledger.live();
-        assert_eq!(ledger, left.beside(&Live::default(), &ledger), "left behind");
+        assert_eq!(ledger, left.in_ledger().beside(&Live::default(), &ledger), "left behind");
         assert_eq!(self.driver.stranded().total(), left.stranded, "stranded");
         if let Some(simulator) = &self.simulator {
             let live = simulator.live();
@@ -151,7 +159,8 @@ impl Backend {
     #[track_caller]
     pub fn require_left(&self, since: &Mark, left: Left) {
         let live = self.live();
-        assert_eq!(live, left.beside(&since.live, &live), "what is alive");
+        let counted = if self.simulator.is_some() { left } else { left.in_ledger() };
+        assert_eq!(live, counted.beside(&since.live, &live), "what is alive");
         assert_eq!(self.driver.stranded().total(), since.stranded + left.stranded, "what is stranded");
         self.require_stays(left);
     }
@@ -173,19 +182,12 @@ impl Backend {
 
     /// Takes notes of the arguments of all later calls of that name.
     pub fn watch(&self, call: Call) -> Watched {
-        let watched = Watched::default();
-        let notes = watched.clone();
-        let note = move |arguments: &[u64]| {
-            notes.arguments.lock().unwrap().push(arguments.to_vec());
-            false
-        };
-        self.faults.fail_when(call, note, CUresult::UNKNOWN, When::Before);
-        watched
+        self.watches.watch(call)
     }
 
     /// Opens a backend. A GPU that isn't there is a failure and no silent pass.
     pub fn open(kind: Kind, test: &'static str) -> Self {
-        let (faults, ledger) = (Faults::new(), Ledger::new());
+        let (watches, faults, ledger) = (Watches::default(), Faults::new(), Ledger::new());
         let machine = match kind {
             Kind::Strict | Kind::Measured => Some(Machine::h200()),
             Kind::StrictPair | Kind::MeasuredPair => Some(Machine::h200_pair()),
@@ -194,19 +196,16 @@ impl Backend {
         let strict = matches!(kind, Kind::Strict | Kind::StrictPair);
         let preset = if strict { Preset::Strict } else { Preset::Measured };
         let simulator = machine.map(|machine| Simulator::new(machine.preset(preset)));
+        let hooks = (watches.clone(), faults.clone(), ledger.clone());
         let driver = match &simulator {
-            Some(simulator) => Driver::new(Hooked::new(Hooked::new(simulator.clone(), ledger.clone()), faults.clone())),
-            None => {
-                let table = Table::load().expect("a driver on this machine");
-                Driver::new(Hooked::new(Hooked::new(table, ledger.clone()), faults.clone()))
-            }
+            Some(simulator) => hooked(simulator.clone(), hooks),
+            None => hooked(Table::load().expect("a driver on this machine"), hooks),
         };
-        let driver = driver.expect("a driver that starts");
         let device = driver.device(0).expect("a device");
         if kind == Kind::GpuPair {
             driver.device(1).expect("a second device");
         }
-        Self { kind, driver, device, faults, ledger, simulator, test, left: Mutex::default() }
+        Self { kind, driver, device, faults, ledger, simulator, watches, test, left: Mutex::default() }
     }
 
     /// Another driver of the same kind, for values that must never meet this one's.
@@ -246,4 +245,10 @@ impl Backend {
     pub fn live(&self) -> Live {
         self.simulator.as_ref().map_or_else(|| self.ledger.live(), Simulator::live)
     }
+}
+
+/// Starts a driver behind these hooks, of which the first sees a call first.
+fn hooked(raw: impl RawDriver + 'static, (watches, faults, ledger): (Watches, Faults, Ledger)) -> Driver {
+    let seen = Hooked::new(Hooked::new(Hooked::new(raw, ledger), faults), watches);
+    Driver::new(seen).expect("a driver that starts")
 }

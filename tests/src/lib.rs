@@ -9,12 +9,14 @@ mod backend;
 mod memory;
 mod peer;
 mod step;
+mod watch;
 mod work;
 
-pub use backend::{Backend, Kind, Left, Mark, Watched};
+pub use backend::{Backend, Kind, Left, Mark};
 pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};
 pub use peer::{Peer, open_files};
 pub use step::{CODES, Step, steps};
+pub use watch::Watched;
 pub use work::{Capture, Current, Gate, Stream, in_host_function, is_idle, queue_fill, read_at, write_at};
 
 /// Includes tests, functions of a `&Backend`, once for each backend: in `strict` and `measured`, which are the

@@ -1,8 +1,7 @@
 //! Bytes that say where they belong, and buffers that have, or lack, room behind them.
 
-use cuvmm::VirtualMemoryBuffer;
-use cuvmm::VirtualMemoryResource;
 use cuvmm::handles::Reservation;
+use cuvmm::{VirtualMemoryBuffer, VirtualMemoryResource};
 
 /// A MiB.
 pub const MIB: usize = 1 << 20;
@@ -48,7 +47,8 @@ pub fn require_marks(buffer: &VirtualMemoryBuffer, seed: u8, bytes: usize) {
 fn marks(seed: u8, bytes: usize) -> impl Iterator<Item = (usize, Vec<u8>)> {
     assert_eq!(bytes % G, 0);
     let offsets = (0..bytes / G).flat_map(|granule| [granule * G, (granule + 1) * G - MARK]);
-    offsets.zip(0_u8..=255).map(move |(offset, index)| (offset, pattern(seed.wrapping_add(index), MARK)))
+    // The marks differ from their neighbours; there are more of them than seeds.
+    offsets.zip((0..=u8::MAX).cycle()).map(move |(offset, index)| (offset, pattern(seed.wrapping_add(index), MARK)))
 }
 
 fn at_end(buffer: &VirtualMemoryBuffer) -> Option<Reservation> {
@@ -78,4 +78,17 @@ pub fn with_room_behind(resource: &VirtualMemoryResource, size: usize) -> Virtua
 /// moving. Where they are somebody else's already, they stay that.
 pub fn occupy_behind(buffer: &VirtualMemoryBuffer) -> Option<Reservation> {
     at_end(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_granule_has_its_marks() {
+        let granules = 300;
+        let offsets: Vec<usize> = marks(1, granules * G).map(|(offset, _)| offset).collect();
+        assert_eq!(offsets.len(), 2 * granules);
+        assert_eq!((offsets[0], offsets[1], offsets[2 * granules - 1]), (0, G - MARK, granules * G - MARK));
+    }
 }

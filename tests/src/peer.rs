@@ -4,18 +4,23 @@ use std::io::{Read, Write, stdin};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::backend::Backend;
 
 /// Names the part that a process plays.
 const ROLE: &str = "CUVMM_TESTS_ROLE";
+/// What a harness says that ran one test, which passed. One that knows no test of that name ends well, too.
+const PASSED: &str = "test result: ok. 1 passed";
 /// The only part of a test that runs in a process of its own.
 const ALONE: &str = "alone";
 
 /// A second process, which plays a part of the test that started it. It is killed when dropped.
 pub struct Peer {
     child: Child,
+    /// What it writes to its standard output.
+    output: Option<JoinHandle<String>>,
     /// The socket between the two.
     pub socket: UnixStream,
 }
@@ -24,14 +29,20 @@ impl Peer {
     /// Starts this test once more in a process of its own, to play `role` there.
     pub fn start(backend: &Backend, role: &str) -> Self {
         let (socket, theirs) = UnixStream::pair().expect("a socket pair");
-        let child = Command::new(std::env::current_exe().expect("this program's file"))
+        let mut child = Command::new(std::env::current_exe().expect("this program's file"))
             .args(["--exact", backend.test(), "--include-ignored", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .spawn()
             .expect("a second process");
-        Self { child, socket }
+        let mut stdout = child.stdout.take().expect("its standard output");
+        let output = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            stdout.read_to_end(&mut bytes).expect("what the second process writes");
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Self { child, output: Some(output), socket }
     }
 
     /// The part that this process plays, and its socket; none in the process that the test began in.
@@ -62,10 +73,22 @@ impl Peer {
         (&*socket).read_exact(&mut [0]).expect("a signal of the peer");
     }
 
-    /// Waits for its end, which must be a good one.
-    pub fn join(mut self) {
+    /// Waits for its end, which must be a good one, with the test run and passed.
+    pub fn join(self) {
+        let output = self.join_early();
+        assert!(output.contains(PASSED), "the second process did not run the test:\n{output}");
+    }
+
+    /// Waits for its end, which must be a good one, and may come before that of the test, by [`exit`]. That it ran shows
+    /// in what it sent. Returns what it wrote to its standard output.
+    ///
+    /// [`exit`]: std::process::exit
+    pub fn join_early(mut self) -> String {
         let status = self.child.wait().expect("the second process's end");
-        assert!(status.success(), "the second process failed: {status}");
+        let output = self.output.take().map(|output| output.join().expect("what the second process wrote"));
+        let output = output.unwrap_or_default();
+        assert!(status.success(), "the second process failed: {status}\n{output}");
+        output
     }
 
     /// Kills it and waits for its end.
@@ -92,4 +115,24 @@ pub fn open_files() -> Vec<i32> {
     numbers.retain(|number| std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok());
     numbers.sort_unstable();
     numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kind;
+
+    #[test]
+    fn a_peer_that_runs_no_test_is_caught() {
+        let peer = Peer::start(&Backend::open(Kind::Strict, "no::such_test"), ALONE);
+        let joined = std::thread::spawn(|| peer.join()).join();
+        let message = joined.unwrap_err().downcast::<String>().unwrap();
+        assert!(message.starts_with("the second process did not run the test"), "{message}");
+    }
+
+    #[test]
+    fn a_peer_that_runs_its_test_ends_well() {
+        let backend = Backend::open(Kind::Strict, "peer::tests::a_peer_that_runs_its_test_ends_well");
+        Peer::alone(&backend, || ());
+    }
 }

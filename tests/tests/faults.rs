@@ -254,23 +254,25 @@ fn a_reservation_elsewhere_that_is_not_given_back_is_stranded_and_the_buffer_mov
     buffer.close().unwrap();
 }
 
-/// What is lost when a call of an allocation or a grow has had its effect and is said to have failed.
-fn lost(call: Call) -> Left {
+/// What is lost when a call of an allocation or a grow has had its effect and is said to have failed, with the bytes of
+/// memory that nothing else keeps.
+fn lost(call: Call, bytes: usize) -> Left {
     match call {
         Call::cuMemAddressReserve => Left { reservations: 1, ..Left::default() },
-        Call::cuMemCreate => Left { allocations: 1, ..Left::default() },
+        Call::cuMemCreate => Left { allocations: 1, bytes: Some(bytes), ..Left::default() },
         // A mapping that nobody knows of keeps its reservation from being freed.
-        Call::cuMemMap => Left { mappings: 1, reservations: 1, stranded: 1, ..Left::default() },
+        Call::cuMemMap => Left { mappings: 1, reservations: 1, stranded: 1, bytes: Some(bytes), ..Left::default() },
         // Unmapping takes the access away.
         Call::cuMemSetAccess => Left::default(),
         call => panic!("{call} is not to be made"),
     }
 }
 
-/// Makes each of the calls fail after its effect.
+/// Makes each of the calls fail after its effect. `bytes` says how much memory is then kept by nothing else.
 fn fail_each_after(
     backend: &Backend,
     steps: &[Step],
+    bytes: impl Fn(Step) -> usize,
     mut operation: impl FnMut() -> Result<VirtualMemoryBuffer, cuvmm_resource::Error>,
     mut check: impl FnMut(),
 ) {
@@ -280,7 +282,7 @@ fn fail_each_after(
         let error = operation().unwrap_err();
         backend.faults.clear();
         assert_eq!((error.call(), error.code()), (Some(step.call), Some(CUresult::UNKNOWN)));
-        backend.require_left(&mark, lost(step.call));
+        backend.require_left(&mark, lost(step.call, bytes(*step)));
         check();
     }
 }
@@ -289,7 +291,7 @@ fn what_a_call_of_allocate_made_before_it_failed_is_all_that_is_lost(backend: &B
     let resource = backend.resource();
     let (steps, buffer) = steps(backend, || resource.allocate(G).unwrap());
     buffer.close().unwrap();
-    fail_each_after(backend, &steps, || resource.allocate(G), || {});
+    fail_each_after(backend, &steps, |_| G, || resource.allocate(G), || {});
 }
 
 fn what_a_call_of_a_grow_in_place_made_before_it_failed_is_all_that_is_lost(backend: &Backend) {
@@ -307,12 +309,12 @@ fn what_a_call_of_a_grow_in_place_made_before_it_failed_is_all_that_is_lost(back
         if step.call == Call::cuMemMap {
             // The mapping that nobody knows of is in the buffer's own reservation, which therefore stays when the
             // buffer closes; its chunks go.
-            backend.require_left(&mark, Left { mappings: 1, ..Left::default() });
+            backend.require_left(&mark, Left { mappings: 1, bytes: Some(G), ..Left::default() });
             let closed = buffer.close().unwrap_err();
             assert_eq!(closed.error().call(), Some(Call::cuMemAddressFree));
             backend.require_stays(Left { reservations: 1, stranded: 1, ..Left::default() });
         } else {
-            backend.require_left(&mark, lost(step.call));
+            backend.require_left(&mark, lost(step.call, G));
             require_intact(&buffer, 2 * G);
             buffer.close().unwrap();
         }
@@ -324,9 +326,14 @@ fn what_a_call_of_a_grow_that_moves_made_before_it_failed_is_all_that_is_lost(ba
     // The room is taken, so that nothing is tried behind.
     let other = buffer.grow(4 * G).unwrap();
     let steps = steps_of_grow(backend, &buffer, 5 * G, Outcome::Moved);
-    fail_each_after(backend, &steps, || buffer.grow(5 * G), || require_intact(&buffer, 3 * G));
+    // The first three maps are of memory that the buffer has, the fourth of the chunk that is made for it.
+    let is_new = |step: Step| step.call == Call::cuMemCreate || step.nth > 3;
+    let bytes = |step| if is_new(step) { 2 * G } else { 0 };
+    fail_each_after(backend, &steps, bytes, || buffer.grow(5 * G), || require_intact(&buffer, 3 * G));
     other.close().unwrap();
     buffer.close().unwrap();
+    // The three chunks stay with the mappings that were lost.
+    backend.require_stays(Left { bytes: Some(3 * G), ..Left::default() });
 }
 
 fn the_first_error_is_told_when_cleaning_up_fails_too(backend: &Backend) {
@@ -339,10 +346,13 @@ fn the_first_error_is_told_when_cleaning_up_fails_too(backend: &Backend) {
     let error = buffer.grow(5 * G).unwrap_err();
     backend.faults.clear();
     assert_eq!((error.call(), error.code()), (Some(Call::cuMemMap), Some(CUresult::OUT_OF_MEMORY)));
-    backend.require_left(&mark, Left { mappings: 1, reservations: 1, stranded: 1, ..Left::default() });
+    let kept = Left { mappings: 1, reservations: 1, stranded: 1, ..Left::default() };
+    // The buffer has that memory too, as long as it lives.
+    backend.require_left(&mark, Left { bytes: Some(0), ..kept });
     require_intact(&buffer, 3 * G);
     other.close().unwrap();
     buffer.close().unwrap();
+    backend.require_stays(Left { bytes: Some(G), ..Left::default() });
 }
 
 fn a_call_that_failed_once_succeeds_the_next_time(backend: &Backend) {

@@ -115,7 +115,7 @@ fn a_failed_call_of_the_first_import_leaves_nothing(backend: &Backend) {
         require_error(&error, step, CUresult::UNKNOWN);
         if step.call == Call::cuMemRelease {
             // What finds out about handles releases the memory that it made for that.
-            fresh.require_left(&mark, Left { allocations: 1, stranded: 1, ..Left::default() });
+            fresh.require_left(&mark, Left { allocations: 1, stranded: 1, bytes: Some(G), ..Left::default() });
         } else {
             fresh.require_unchanged(&mark);
         }
@@ -155,12 +155,14 @@ fn what_a_call_of_import_made_before_it_failed_is_all_that_is_lost(backend: &Bac
     let (calls, alias) = steps(backend, || import_from(&resource, &descriptor).unwrap());
     alias.close().unwrap();
     for step in calls {
+        // The memory is the exporter's, which has it still.
+        let none = Left { bytes: Some(0), ..Left::default() };
         let left = match step.call {
-            Call::cuMemAddressReserve => Left { reservations: 1, ..Left::default() },
-            Call::cuMemImportFromShareableHandle => Left { allocations: 1, ..Left::default() },
-            Call::cuMemMap => Left { mappings: 1, reservations: 1, stranded: 1, ..Left::default() },
-            Call::cuMemSetAccess => Left::default(),
-            Call::cuMemGetAllocationPropertiesFromHandle | Call::cuDeviceGetUuid => Left::default(),
+            Call::cuMemAddressReserve => Left { reservations: 1, ..none },
+            Call::cuMemImportFromShareableHandle => Left { allocations: 1, imported: 1, ..none },
+            Call::cuMemMap => Left { mappings: 1, reservations: 1, stranded: 1, ..none },
+            Call::cuMemSetAccess => none,
+            Call::cuMemGetAllocationPropertiesFromHandle | Call::cuDeviceGetUuid => none,
             call => panic!("{call} is not to be made"),
         };
         let mark = backend.mark();
@@ -172,6 +174,8 @@ fn what_a_call_of_import_made_before_it_failed_is_all_that_is_lost(backend: &Bac
     }
     require_marks(&buffer, 3, 4 * G);
     buffer.close().unwrap();
+    // Each chunk stays with what was lost of it.
+    backend.require_stays(Left { bytes: Some(4 * G), ..Left::default() });
 }
 
 fn the_first_error_of_import_is_told_when_cleaning_up_fails_too(backend: &Backend) {
@@ -185,6 +189,9 @@ fn the_first_error_of_import_is_told_when_cleaning_up_fails_too(backend: &Backen
     let error = import(&resource, descriptor).unwrap_err();
     backend.faults.clear();
     require_error(&error, Step { call: Call::cuMemMap, nth: 3 }, CUresult::OUT_OF_MEMORY);
-    backend.require_left(&mark, Left { mappings: 1, reservations: 1, stranded: 1, ..Left::default() });
+    let kept = Left { mappings: 1, reservations: 1, stranded: 1, bytes: Some(0), ..Left::default() };
+    backend.require_left(&mark, kept);
+    let second = buffer.chunks()[1].size;
     buffer.close().unwrap();
+    backend.require_stays(Left { bytes: Some(second), ..Left::default() });
 }

@@ -104,7 +104,7 @@ fn memory_outlives_the_process_that_exported_it_and_ended(backend: &Backend) {
     }
     let peer = Peer::start(backend, "exporter");
     let descriptor = ipc::receive(&peer.socket, &Limits::default(), deadline()).unwrap();
-    peer.join();
+    peer.join_early();
     // Nobody maps it now: the descriptor alone keeps it.
     let resource = backend.shareable();
     let one = import_from(&resource, &descriptor).unwrap();
