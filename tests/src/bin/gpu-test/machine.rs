@@ -1,23 +1,46 @@
 //! The GPUs of this machine.
 
-use std::fs;
+use std::{fmt, fs};
 
 use anyhow::{Context, Result, ensure};
 use cuvmm_driver::Driver;
 
-/// Prints the GPUs and the driver, and returns how many there are: one at least.
-pub(crate) fn gpus() -> Result<usize> {
-    let driver = Driver::load().context("no GPU can be used")?;
-    let devices = driver.devices();
-    ensure!(!devices.is_empty(), "the driver is there, but no GPU: is CUDA_VISIBLE_DEVICES empty?");
-    println!("GPUs: {}", devices.len());
-    for (ordinal, device) in devices.iter().enumerate() {
-        println!("  {ordinal}: {}", device.name()?);
+/// What the suites run on.
+pub(crate) struct Machine {
+    /// The names of its GPUs: one at least.
+    pub(crate) gpus: Vec<String>,
+    cuda: String,
+    kernel_driver: Option<String>,
+}
+
+impl Machine {
+    /// This one. Without a GPU that is an error.
+    pub(crate) fn this() -> Result<Self> {
+        let driver = Driver::load().context("no GPU can be used")?;
+        let devices = driver.devices();
+        ensure!(!devices.is_empty(), "the driver is there, but no GPU: is CUDA_VISIBLE_DEVICES empty?");
+        let text = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        Ok(Self {
+            gpus: devices.iter().map(|device| device.name()).collect::<Result<_, _>>()?,
+            cuda: driver.version().to_string(),
+            kernel_driver: kernel_version(&text).map(str::to_owned),
+        })
     }
-    println!("CUDA version of the driver: {}", driver.version());
-    let text = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    println!("kernel driver: {}", kernel_version(&text).unwrap_or("not known"));
-    Ok(devices.len())
+}
+
+/// One line, so that a table that is shown elsewhere says what it was made on.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let first = self.gpus.iter().position(|other| other == gpu);
+            if first == Some(index) {
+                let number = self.gpus.iter().filter(|other| *other == gpu).count();
+                write!(f, "{number} x {gpu}, ")?;
+            }
+        }
+        let kernel_driver = self.kernel_driver.as_deref().unwrap_or("of unknown version");
+        write!(f, "kernel driver {kernel_driver}, CUDA {}", self.cuda)
+    }
 }
 
 /// The version in the text of `/proc/driver/nvidia/version`: the first number with a dot.
@@ -28,6 +51,17 @@ fn kernel_version(text: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_line_says_all() {
+        let check = |gpus: &[&str], kernel_driver: Option<&str>, expect: &str| {
+            let gpus = gpus.iter().map(|&gpu| gpu.to_owned()).collect();
+            let machine = Machine { gpus, cuda: "12.4".into(), kernel_driver: kernel_driver.map(str::to_owned) };
+            assert_eq!(machine.to_string(), expect);
+        };
+        check(&["NVIDIA H200"], Some("550.1"), "1 x NVIDIA H200, kernel driver 550.1, CUDA 12.4");
+        check(&["A", "B", "A"], None, "2 x A, 1 x B, kernel driver of unknown version, CUDA 12.4");
+    }
 
     #[test]
     fn kernel_versions() {

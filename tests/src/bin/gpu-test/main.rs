@@ -21,6 +21,7 @@ use std::slice;
 use anyhow::{Context, Result, ensure};
 
 use crate::args::{Args, USAGE};
+use crate::machine::Machine;
 use crate::suite::Suite;
 
 /// Something failed, or nothing passed.
@@ -46,7 +47,8 @@ fn run() -> Result<ExitCode> {
         }
         Args::Run(options) => options,
     };
-    let gpus = machine::gpus()?;
+    let machine = Machine::this()?;
+    println!("{machine}");
     let suites = if args.suites.is_empty() { suites_beside()? } else { args.suites };
 
     println!();
@@ -55,14 +57,14 @@ fn run() -> Result<ExitCode> {
         let suite = Suite::new(path)?;
         print!("{}: ", suite.name());
         io::stdout().flush()?;
-        let outcome = suite.run(gpus, args.timeout);
+        let outcome = suite.run(machine.gpus.len(), args.timeout);
         println!("{}, {:.1} s", table::totals(slice::from_ref(&outcome)), outcome.time.as_secs_f64());
         outcomes.push(outcome);
     }
     for outcome in outcomes.iter().filter(|outcome| !outcome.output.is_empty()) {
         println!("\n---- {} ----\n{}", outcome.suite, outcome.output.trim_end());
     }
-    println!("\n{}", table::render(&outcomes));
+    println!("\n{machine}\n{}", table::render(&outcomes));
     let totals = table::totals(&outcomes);
     println!("{totals}");
     Ok(if totals.is_success() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })

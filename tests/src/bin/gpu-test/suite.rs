@@ -92,7 +92,7 @@ impl Suite {
             if *needed <= gpus {
                 self.run_group(&group, timeout, outcome);
             } else {
-                outcome.skip(group.len(), format!("needs two GPUs, {gpus} here"));
+                outcome.skip(group.len(), format!("needs {needed} GPUs, {gpus} here"));
             }
         }
         if !tests.is_empty() {
@@ -256,7 +256,7 @@ mod tests {
         let outcome = fixture("mixed").run(1, LIMIT);
         assert_eq!(outcome.passed, 2);
         assert_eq!(failures(&outcome), [("gpu::fails", None)]);
-        assert_eq!(skips(&outcome), [(1, "needs two GPUs, 1 here"), (1, "ignored, in no module for a GPU")]);
+        assert_eq!(skips(&outcome), [(1, "needs 2 GPUs, 1 here"), (1, "ignored, in no module for a GPU")]);
         assert_eq!(outcome.output, "---- gpu::fails stdout ----\nno memory\n");
     }
 

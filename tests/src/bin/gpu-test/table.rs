@@ -64,7 +64,7 @@ mod tests {
 
     fn outcomes() -> Vec<Outcome> {
         let dead = Failure { test: "gpu::peer".into(), reason: Some("SIGSEGV".into()) };
-        let skipped = Skipped { tests: 2, reason: "needs two GPUs, 1 here".into() };
+        let skipped = Skipped { tests: 2, reason: "needs 2 GPUs, 1 here".into() };
         vec![
             Outcome { suite: "allocate".into(), passed: 12, ..Outcome::default() },
             Outcome {
@@ -83,7 +83,7 @@ mod tests {
         let expected = "\
 suite    | passed | failed | skipped | reason
 allocate |     12 |      0 |       0 |
-ipc      |      3 |      1 |       2 | needs two GPUs, 1 here; gpu::peer: SIGSEGV
+ipc      |      3 |      1 |       2 | needs 2 GPUs, 1 here; gpu::peer: SIGSEGV
 sizes    |      0 |      0 |       0 | no tests for a GPU
 ";
         assert_eq!(render(&outcomes()), expected);
