@@ -41,6 +41,13 @@ impl Fault {
         self.hit.lock().unwrap().take()
     }
 
+    /// Lets every call pass that `work` makes.
+    fn pause(&self, work: impl FnOnce()) {
+        let armed = self.armed.lock().unwrap().take();
+        work();
+        *self.armed.lock().unwrap() = armed;
+    }
+
     fn meet(&self, call: Call, after: bool) -> Option<Failure> {
         // What an error asks for its words.
         if matches!(call, Call::cuGetErrorName | Call::cuGetErrorString) {
@@ -161,7 +168,8 @@ fn an_export_that_failed_after_its_effect_loses_one_handle() {
     let bench = Bench::new();
     let buffer = grown(&shareable(&bench.driver, 0), 3);
     let open = OpenFiles::count();
-    let calls = bench.fail_each(CUresult::UNKNOWN, true, || export(&buffer), |_, _| {});
+    let unchanged = bench.nothing_left();
+    let calls = bench.fail_each(CUresult::UNKNOWN, true, || export(&buffer), unchanged);
     let lost = calls.iter().filter(|call| **call == Call::cuMemExportToShareableHandle).count();
     assert_eq!(lost, 3);
     assert_eq!(OpenFiles::count(), open + lost);
@@ -185,8 +193,10 @@ fn a_failed_import_leaves_nothing() {
             false,
             || {
                 let imported = import_from(&resource, &descriptor)?;
-                bench.fault.disarm();
-                assert_reads(&imported, 2);
+                bench.fault.pause(|| {
+                    assert_reads(&imported, 2);
+                    drop(imported);
+                });
                 Ok(())
             },
             |call, live| {
@@ -211,21 +221,33 @@ fn an_import_that_failed_after_its_effect_loses_that_object_alone() {
     let resource = shareable(&bench.driver, 0);
     let descriptor = export(&grown(&resource, 2)).unwrap();
     drop(import_from(&resource, &descriptor).unwrap());
-    bench.fail_each(
+    let calls = bench.fail_each(
         CUresult::UNKNOWN,
         true,
         || import_from(&resource, &descriptor),
         |call, before| {
-            let after = bench.simulator.live();
-            // A call that maps and says that it failed keeps its range too.
-            if ![Call::cuMemImportFromShareableHandle, Call::cuMemAddressReserve].contains(&call) {
-                return;
+            let mut expect = before.clone();
+            match call {
+                // A reference, and it is an imported one.
+                Call::cuMemImportFromShareableHandle => {
+                    expect.allocations += 1;
+                    expect.imported += 1;
+                }
+                Call::cuMemAddressReserve => expect.reservations += 1,
+                // A range where something may be mapped is kept, and what is mapped there.
+                Call::cuMemMap => {
+                    expect.mappings += 1;
+                    expect.reservations += 1;
+                }
+                _ => {}
             }
-            let lost = |lost: bool| usize::from(lost);
-            assert_eq!(after.imported, before.imported + lost(call == Call::cuMemImportFromShareableHandle), "{call}");
-            assert_eq!(after.reservations, before.reservations + lost(call == Call::cuMemAddressReserve), "{call}");
+            assert_eq!(bench.simulator.live(), expect, "{call}");
         },
     );
+    for call in [Call::cuMemImportFromShareableHandle, Call::cuMemAddressReserve, Call::cuMemMap, Call::cuMemSetAccess]
+    {
+        assert!(calls.contains(&call), "{calls:?}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use cuvmm_ipc::wire::{self, Refusal, Reply, WireError};
 use cuvmm_ipc::{BufferDescriptor, Error, HostId, Limits, Metadata, receive, send};
 use rustix::net::sockopt;
-use support::{OpenFiles, descriptor, inodes, memory_file, memory_files, pair, soon};
+use support::{OpenFiles, descriptor, inodes, memory_file, memory_files, pair, raise_open_files, soon};
 
 /// Sends as a peer of any kind may.
 fn send_raw(socket: &UnixStream, bytes: &[u8], handles: &[BorrowedFd<'_>]) {
@@ -53,6 +53,7 @@ fn refused(reason: Refusal) -> Option<Reply> {
 
 #[test]
 fn any_number_of_handles_arrives_in_order() {
+    raise_open_files();
     let files = OpenFiles::watch();
     for chunks in [0, 1, 16, 17, 253, 254, 506, 1114] {
         let (ours, theirs) = pair();
@@ -373,6 +374,7 @@ fn a_receiver_that_answers_nonsense_is_a_typed_error() {
 
 #[test]
 fn a_slow_reader_with_a_small_buffer_loses_nothing() {
+    raise_open_files();
     let files = OpenFiles::watch();
     let (ours, mut theirs) = pair();
     sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cuvmm_ipc::{BufferDescriptor, Metadata};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::fstat;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -26,6 +27,12 @@ pub(crate) fn memory_file() -> OwnedFd {
 
 pub(crate) fn memory_files(count: usize) -> Vec<OwnedFd> {
     (0..count).map(|_| memory_file()).collect()
+}
+
+/// As many open files as this process may have: many machines start one with 1,024.
+pub(crate) fn raise_open_files() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
 }
 
 /// Tells files apart, through whichever descriptor.
