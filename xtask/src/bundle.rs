@@ -4,12 +4,12 @@
 //! DIR/gpu-test       the runner, which runs every suite beside it
 //! DIR/cuvmm          the command line
 //! DIR/suites/NAME    the suites
-//! DIR/examples/NAME  the examples of the crate cuvmm
-//! DIR/BUNDLE         says what the folder is; an earlier bundle is known by it
+//! DIR/examples/NAME  the examples that load the driver
+//! DIR/BUNDLE         says what the folder is and needs; an earlier bundle is known by its first line
 //! ```
 
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
@@ -19,10 +19,32 @@ use crate::gpu_test::Binaries;
 /// The most that a bundle may weigh, so that it can be carried to a machine by any means.
 const LIMIT: u64 = 40 << 20;
 const MARKER: &str = "BUNDLE";
+/// The first line of the marker.
+const MARKER_TITLE: &str = "The GPU suites of cuvmm.";
 const MARKER_TEXT: &str = "\
-The GPU suites of cuvmm. ./gpu-test runs them all and prints a table; it exits with 0 only when
-something passed and nothing failed. ./cuvmm demo shows the library at work.
+./gpu-test runs them all and prints a table; it exits with 0 only when something passed and nothing
+failed. ./cuvmm demo shows the library at work.
 ";
+
+/// A version of glibc, of two or three numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Glibc(Vec<u32>);
+
+/// What was written.
+#[derive(Debug, Default)]
+pub(crate) struct Bundle {
+    /// The size of all its binaries.
+    pub(crate) bytes: u64,
+    /// The oldest glibc on which all of them run.
+    pub(crate) glibc: Glibc,
+}
+
+impl fmt::Display for Glibc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(u32::to_string).collect();
+        f.write_str(&numbers.join("."))
+    }
+}
 
 /// Refuses a folder that holds anything but an earlier bundle.
 pub(crate) fn check_target(dir: &Path) -> Result<()> {
@@ -31,44 +53,69 @@ pub(crate) fn check_target(dir: &Path) -> Result<()> {
     }
     let mut entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     ensure!(
-        entries.next().is_none() || dir.join(MARKER).is_file(),
+        entries.next().is_none() || is_bundle(dir),
         "{} is neither empty nor an earlier bundle: name another folder",
         dir.display()
     );
     Ok(())
 }
 
-/// Writes the bundle and returns its size in bytes.
-pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<u64> {
+fn is_bundle(dir: &Path) -> bool {
+    fs::read_to_string(dir.join(MARKER)).is_ok_and(|text| text.lines().next() == Some(MARKER_TITLE))
+}
+
+/// Writes the bundle.
+pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundle> {
     check_target(dir)?;
     for stale in ["gpu-test", "cuvmm", "suites", "examples"] {
         sh.remove_path(dir.join(stale))?;
     }
     // The marker comes first: a bundle that is left half written can be written again.
-    sh.write_file(dir.join(MARKER), MARKER_TEXT)?;
-    let mut bytes = 0;
-    bytes += add(sh, &binaries.runner, &dir.join("gpu-test"))?;
-    bytes += add(sh, &binaries.cli, &dir.join("cuvmm"))?;
+    sh.write_file(dir.join(MARKER), format!("{MARKER_TITLE}\n"))?;
+    let mut bundle = Bundle::default();
+    bundle.add(sh, &binaries.runner, &dir.join("gpu-test"))?;
+    bundle.add(sh, &binaries.cli, &dir.join("cuvmm"))?;
     for suite in &binaries.suites {
-        bytes += add(sh, &suite.path, &dir.join("suites").join(&suite.name))?;
+        bundle.add(sh, &suite.path, &dir.join("suites").join(&suite.name))?;
     }
     for example in &binaries.examples {
-        bytes += add(sh, &example.path, &dir.join("examples").join(&example.name))?;
+        bundle.add(sh, &example.path, &dir.join("examples").join(&example.name))?;
     }
-    check_size(bytes)?;
-    Ok(bytes)
+    check_size(bundle.bytes)?;
+    let text = format!("{MARKER_TITLE}\n{MARKER_TEXT}It needs glibc {} or newer.\n", bundle.glibc);
+    sh.write_file(dir.join(MARKER), text)?;
+    Ok(bundle)
 }
 
-/// Copies one binary, stripped, and returns its size.
-fn add(sh: &Shell, from: &Path, to: &Path) -> Result<u64> {
-    if let Some(parent) = to.parent() {
-        sh.create_dir(parent)?;
+impl Bundle {
+    /// Copies one binary, stripped.
+    fn add(&mut self, sh: &Shell, from: &Path, to: &Path) -> Result<()> {
+        if let Some(parent) = to.parent() {
+            sh.create_dir(parent)?;
+        }
+        ensure!(!sh.path_exists(to), "two binaries are to be {}", to.display());
+        fs::copy(from, to).with_context(|| format!("failed to copy to {}", to.display()))?;
+        cmd!(sh, "strip --strip-all {to}").quiet().run()?;
+        let headers = readelf(sh, &["--program-headers", "--dynamic"], to)?;
+        check_linkage(&headers).with_context(|| format!("{} cannot be bundled", to.display()))?;
+        let needed = glibc_needed(&readelf(sh, &["--version-info"], to)?);
+        let needed = needed.with_context(|| format!("{} does not say which glibc it needs", to.display()))?;
+        self.glibc = self.glibc.clone().max(needed);
+        self.bytes += fs::metadata(to)?.len();
+        Ok(())
     }
-    fs::copy(from, to).with_context(|| format!("failed to copy to {}", to.display()))?;
-    cmd!(sh, "strip --strip-all {to}").quiet().run()?;
-    let headers = cmd!(sh, "readelf --wide --program-headers --dynamic {to}").quiet().read()?;
-    check_linkage(&headers).with_context(|| format!("{} cannot be bundled", to.display()))?;
-    Ok(fs::metadata(to)?.len())
+}
+
+/// What readelf says in English, whatever the language of the caller.
+fn readelf(sh: &Shell, what: &[&str], file: &Path) -> Result<String> {
+    Ok(cmd!(sh, "readelf --wide {what...} {file}").env("LC_ALL", "C").quiet().read()?)
+}
+
+/// The highest version of glibc among those that `readelf --version-info` lists.
+fn glibc_needed(versions: &str) -> Option<Glibc> {
+    let names = versions.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_"));
+    let numbers = |name: &str| name.split('.').map(|number| number.parse().ok()).collect::<Option<_>>();
+    names.filter_map(numbers).map(Glibc).max()
 }
 
 /// Checks what `readelf` says: the dynamic loader of glibc, and no CUDA library.
@@ -119,6 +166,17 @@ mod tests {
     }
 
     #[test]
+    fn glibc_versions() {
+        let check = |versions: &str, expect: Option<&str>| {
+            assert_eq!(glibc_needed(versions).map(|version| version.to_string()).as_deref(), expect, "{versions}");
+        };
+        check("", None);
+        check("0x0010: Name: GCC_3.3  Flags: none  Version: 2", None);
+        check("0x0020: Name: GLIBC_2.9  Flags: none\n0x0030: Name: GLIBC_2.34  Flags: none\n", Some("2.34"));
+        check("Name: GLIBC_2.2.5  Flags: none\nName: GLIBC_PRIVATE\n", Some("2.2.5"));
+    }
+
+    #[test]
     fn sizes() {
         assert!(check_size(LIMIT).is_ok());
         let error = check_size(LIMIT + 1).unwrap_err();
@@ -133,7 +191,9 @@ mod tests {
         assert!(check_target(dir.path()).is_ok(), "an empty folder");
         fs::write(dir.path().join("thesis.tex"), "").unwrap();
         assert!(check_target(dir.path()).is_err(), "somebody's work");
-        fs::write(dir.path().join(MARKER), MARKER_TEXT).unwrap();
+        fs::write(dir.path().join(MARKER), "of leaflets\n").unwrap();
+        assert!(check_target(dir.path()).is_err(), "somebody's file of that name");
+        fs::write(dir.path().join(MARKER), format!("{MARKER_TITLE}\n{MARKER_TEXT}")).unwrap();
         assert!(check_target(dir.path()).is_ok(), "a bundle");
     }
 }

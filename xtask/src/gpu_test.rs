@@ -25,6 +25,8 @@ pub(crate) struct Artifact {
     pub(crate) kind: String,
     pub(crate) name: String,
     pub(crate) path: PathBuf,
+    /// The file of its `main`.
+    pub(crate) source: PathBuf,
 }
 
 /// Runs the suites on this machine. The exit code is the runner's.
@@ -43,13 +45,14 @@ pub(crate) fn run_here(sh: &Shell) -> Result<ExitCode> {
 pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
     bundle::check_target(dir)?;
     let binaries = build(sh)?;
-    let bytes = bundle::write(sh, dir, &binaries)?;
+    let bundle = bundle::write(sh, dir, &binaries)?;
     println!(
-        "{}: {} suites, {} examples, {}; run ./gpu-test in it",
+        "{}: {} suites, {} examples, {}, for glibc {} or newer; run ./gpu-test in it",
         dir.display(),
         binaries.suites.len(),
         binaries.examples.len(),
-        bundle::mebibytes(bytes),
+        bundle::mebibytes(bundle.bytes),
+        bundle.glibc,
     );
     Ok(())
 }
@@ -57,8 +60,7 @@ pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
 fn build(sh: &Shell) -> Result<Binaries> {
     let json = ["--release", "--locked", "--message-format=json-render-diagnostics"];
     let tests = cmd!(sh, "cargo test --package cuvmm-tests --test * --no-run {json...}").read()?;
-    let packages = ["--package", "cuvmm-tests", "--package", "cuvmm-cli", "--package", "cuvmm"];
-    let programs = cmd!(sh, "cargo build {packages...} --bins --examples {json...}").read()?;
+    let programs = cmd!(sh, "cargo build --workspace --exclude xtask --bins --examples {json...}").read()?;
 
     let mut suites = artifacts(&tests)?;
     suites.retain(|artifact| artifact.kind == "test");
@@ -67,6 +69,14 @@ fn build(sh: &Shell) -> Result<Binaries> {
 
     let (examples, programs): (Vec<_>, Vec<_>) =
         artifacts(&programs)?.into_iter().partition(|artifact| artifact.kind == "example");
+    let mut on_gpu = Vec::new();
+    for example in examples {
+        if loads_driver(&sh.read_file(&example.source)?) {
+            on_gpu.push(example);
+        }
+    }
+    on_gpu.sort_by(|a, b| a.name.cmp(&b.name));
+    ensure!(!on_gpu.is_empty(), "no example loads the driver");
     let program = |name: &str| {
         programs
             .iter()
@@ -74,7 +84,12 @@ fn build(sh: &Shell) -> Result<Binaries> {
             .map(|artifact| artifact.path.clone())
             .with_context(|| format!("cargo built no binary `{name}`"))
     };
-    Ok(Binaries { runner: program("gpu-test")?, cli: program("cuvmm")?, suites, examples })
+    Ok(Binaries { runner: program("gpu-test")?, cli: program("cuvmm")?, suites, examples: on_gpu })
+}
+
+/// Whether an example runs on a GPU, by its source: the others are for the simulator alone.
+fn loads_driver(source: &str) -> bool {
+    source.contains("Driver::load(")
 }
 
 /// The executables that a run of cargo reports, one JSON message a line.
@@ -85,10 +100,12 @@ fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
             serde_json::from_str(line).with_context(|| format!("cargo reported a line that is not JSON: {line}"))?;
         let Some(path) = message["executable"].as_str() else { continue };
         let target = &message["target"];
-        let (Some(kind), Some(name)) = (target["kind"][0].as_str(), target["name"].as_str()) else {
+        let (Some(kind), Some(name), Some(source)) =
+            (target["kind"][0].as_str(), target["name"].as_str(), target["src_path"].as_str())
+        else {
             bail!("cargo reported an executable without a target: {line}");
         };
-        artifacts.push(Artifact { kind: kind.into(), name: name.into(), path: path.into() });
+        artifacts.push(Artifact { kind: kind.into(), name: name.into(), path: path.into(), source: source.into() });
     }
     Ok(artifacts)
 }
@@ -102,13 +119,24 @@ mod tests {
         let messages = concat!(
             r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"a"},"executable":null}"#,
             "\n",
-            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"grow"},"executable":"/t/grow-1"}"#,
+            r#"{"target":{"kind":["test"],"name":"grow","src_path":"/s/grow.rs"},"executable":"/t/grow-1"}"#,
             "\n",
             r#"{"reason":"build-finished","success":true}"#,
             "\n",
         );
-        let expected = Artifact { kind: "test".into(), name: "grow".into(), path: PathBuf::from("/t/grow-1") };
+        let expected = Artifact {
+            kind: "test".into(),
+            name: "grow".into(),
+            path: PathBuf::from("/t/grow-1"),
+            source: PathBuf::from("/s/grow.rs"),
+        };
         assert_eq!(artifacts(messages).unwrap(), [expected]);
+    }
+
+    #[test]
+    fn examples_for_a_gpu_are_known_by_their_source() {
+        assert!(loads_driver("let driver = if on_gpu { Driver::load()? } else { simulated()? };"));
+        assert!(!loads_driver("let driver = Simulator::new(Machine::h200()).driver()?;"));
     }
 
     #[test]
