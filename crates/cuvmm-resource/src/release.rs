@@ -105,7 +105,12 @@ impl Order {
             return Ok(Finished::default());
         };
         // SAFETY: the event is the fence's, made in this stream's context.
-        let result = unsafe { session.record(recorded) };
+        if let Err(error) = unsafe { session.record(recorded) } {
+            if known.is_none() {
+                self.fences.pop();
+            }
+            return Err(error.into());
+        }
         // A capture that began in between has the event, and a wait for that could never end well.
         let is_captured = session.is_capturing();
         if !matches!(is_captured, Ok(false)) {
@@ -113,11 +118,7 @@ impl Order {
             // A failure was counted and reported.
             let _ = destroy(stream.driver(), recorded);
         }
-        match (result, is_captured) {
-            (Err(error), _) | (Ok(()), Err(error)) => Err(error.into()),
-            (Ok(()), Ok(true)) => Err(Error::StreamCapturing),
-            (Ok(()), Ok(false)) => Ok(self.prune()),
-        }
+        if is_captured? { Err(Error::StreamCapturing) } else { Ok(self.prune()) }
     }
 
     /// Makes the buffer wait for the whole of `stream`, where no event could be recorded. Gives the fence that this
