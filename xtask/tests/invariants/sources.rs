@@ -93,6 +93,81 @@ fn delivery_words_are_caught() {
 }
 
 #[test]
+fn names_and_headings_are_by_subject() {
+    // This file has the words to look for.
+    let others = files().into_iter().filter(|file| !file.path.ends_with("invariants/sources.rs"));
+    let named: Vec<String> = others
+        .flat_map(|file| {
+            let lines = delivery_lines(&file).into_iter();
+            lines.map(|line| format!("{}:{line}", file.path)).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_none("identifiers or headings with a word of delivery", &named);
+}
+
+/// The numbers of the lines of code, or of the headings of a document, that have a word of [`DELIVERY_WORDS`]. The
+/// driver's own names end with versions.
+fn delivery_lines(file: &File) -> Vec<usize> {
+    let (is_code, is_document) = (file.path.ends_with(".rs"), file.path.ends_with(".md"));
+    let told = |line: &&str| {
+        let (code, comment) = line.split_once("//").unwrap_or((line, ""));
+        let is_heading = |text: &str| text.trim_start_matches(['/', '!', ' ']).starts_with('#');
+        if is_code {
+            has_delivery_word(&words(code)) || (is_heading(comment) && has_delivery_word(comment))
+        } else {
+            is_document && is_heading(line) && has_delivery_word(line)
+        }
+    };
+    (1..).zip(file.text.lines()).filter(|(_, line)| told(line)).map(|(number, _)| number).collect()
+}
+
+/// The words of the identifiers in a line, without versions.
+fn words(code: &str) -> String {
+    let mut words = String::new();
+    for (before, c) in std::iter::once(' ').chain(code.chars()).zip(code.chars()) {
+        if c.is_ascii_uppercase() && !before.is_ascii_uppercase() {
+            words.push(' ');
+        }
+        words.push(c);
+    }
+    words.replace("_v2", "")
+}
+
+#[test]
+fn delivery_names_are_caught() {
+    let check = |path: &str, text: &str, expect: &[usize]| {
+        let file = File { path: path.into(), text: text.into() };
+        assert_eq!(delivery_lines(&file), expect, "{text}");
+    };
+    check("a.rs", "struct S;\nfn wave2_smoke() {}\nstruct FirstPhase;\nconst PHASE: u8 = 1;", &[2, 3, 4]);
+    check("a.rs", "// a wave of light\n/// # Phase 1\nfn microwave(phased: bool) { cuMemFree_v2() }", &[2]);
+    check("a.md", "# The wave\nIt has a phase.\n## Heading", &[1]);
+    check("a.toml", "phase = 1", &[]);
+}
+
+#[test]
+fn the_commands_of_the_readme_exist() {
+    let files = files();
+    let text = |path: &str| files.iter().find(|file| file.path == path).map(|file| file.text.as_str()).unwrap();
+    let commands: Vec<&str> = text("README.md").lines().filter_map(|line| line.strip_prefix("$ ")).collect();
+    let commands: Vec<&str> = commands.iter().map(|line| line.split('#').next().unwrap_or(line).trim()).collect();
+    let [demo, test] = commands[..] else { panic!("README.md has not two commands: {commands:?}") };
+    assert_eq!(test, "cargo test --workspace");
+    assert!(text("xtask/src/ci.rs").contains(test), "`cargo xtask ci` does not run `{test}`");
+
+    let (build, arguments) = demo.split_once(" -- ").unwrap();
+    let package = build.strip_prefix("cargo run --release -p ").unwrap_or_else(|| panic!("{demo}"));
+    let packages = packages();
+    let package = packages.iter().find(|found| found["name"] == package).unwrap_or_else(|| panic!("no {package}"));
+    let targets = package["targets"].as_array().unwrap();
+    let programs = targets.iter().filter(|target| target["kind"][0] == "bin").count();
+    assert_eq!(programs, 1, "`{build}` runs the only program of its package");
+    let cli = files.iter().filter(|file| file.path.starts_with("crates/cuvmm-cli/src/"));
+    let verb = format!("cmd {arguments} ");
+    assert!(cli.into_iter().any(|file| file.text.contains(&verb)), "the command has no `{arguments}`");
+}
+
+#[test]
 fn captures_are_asked_in_one_place() {
     let guarded =
         |file: &File| file.path != CAPTURE_FILE && CAPTURE_FOLDERS.iter().any(|dir| file.path.starts_with(dir));

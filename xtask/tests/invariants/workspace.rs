@@ -54,7 +54,7 @@ pub(crate) fn rust_files() -> impl Iterator<Item = File> {
 /// The packages of the workspace, as `cargo metadata` describes them.
 pub(crate) fn packages() -> Vec<Value> {
     let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["metadata", "--format-version", "1", "--no-deps"])
+        .args(["metadata", "--format-version", "1", "--no-deps", "--locked"])
         .current_dir(root())
         .output()
         .unwrap();
