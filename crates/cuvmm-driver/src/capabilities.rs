@@ -4,7 +4,9 @@
 //! Every handle used is one that the probe itself just made, and is given back once.
 #![allow(unsafe_code)]
 
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
@@ -35,7 +37,20 @@ impl Probe {
     }
 }
 
-/// What was found out of one kind, once it was.
+/// What an open file is, as the system tells it without looking inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HandleFile {
+    /// The bits of `st_mode` that tell the type of a file (`S_IFMT`): `0o020000` for a character device.
+    pub file_type: u32,
+    /// `st_rdev`: the number of the device that it is a node of; 0 where it is none.
+    pub device: u64,
+}
+
+/// `S_IFMT`.
+const FILE_TYPE: u32 = 0o170_000;
+
+/// What was last found out of one kind, once it was asked for.
 type Found = Arc<Mutex<Option<Probe>>>;
 
 /// The probes of one device. Each kind has its own lock, so that nobody waits for a probe of another kind.
@@ -99,8 +114,8 @@ impl Device {
     ///
     /// Attributes promise handle kinds that the machine then refuses (fabric handles without an IMEX channel, file
     /// descriptors on WSL), so this doesn't read them. The first call for a kind probes, and later ones are told
-    /// what it found; a kind that is never asked for is never probed. A failure that says nothing of the kind (no
-    /// memory left, no descriptor left, a driver that answers nothing at all) is told but not remembered.
+    /// what it found; a kind that is never asked for is never probed. After a failure that says nothing of the kind
+    /// (no memory left, no descriptor left, a driver that answers nothing at all), the next call probes again.
     pub fn probe(&self, kinds: CUmemAllocationHandleType) -> Probe {
         let driver = self.driver();
         // In a forked child no call works, and a lock may have been held when the process was forked.
@@ -109,14 +124,35 @@ impl Device {
         };
         let known = facts.probes.of(kinds);
         let mut known = lock(&known);
-        if let Some(probe) = &*known {
+        if let Some(probe) = known.as_ref().filter(|probe| is_verdict(probe)) {
             return probe.clone();
         }
-        let probe = told(attempt(self, kinds));
-        if is_verdict(&probe) {
-            *known = Some(probe.clone());
-        }
-        probe
+        known.insert(told(attempt(self, kinds))).clone()
+    }
+
+    /// What the last [`probe`](Self::probe) of these kinds found; none before the first. Makes no call.
+    pub fn probed(&self, kinds: CUmemAllocationHandleType) -> Option<Probe> {
+        let driver = self.driver();
+        let facts = driver.facts(self.ordinal()).filter(|_| !driver.is_forked())?;
+        let known = facts.probes.of(kinds);
+        let known = lock(&known);
+        known.clone()
+    }
+
+    /// What kind of file this device's POSIX file descriptors are, as a [`probe`](Self::probe) that exported one saw
+    /// it; none before. Makes no call.
+    ///
+    /// It tells a descriptor that may be a handle from one that is something else, before the driver is given it.
+    pub fn posix_fd_file(&self) -> Option<HandleFile> {
+        self.driver().facts(self.ordinal())?.posix_fd_file.get().copied()
+    }
+
+    /// Keeps what an exported descriptor is, where the system says it.
+    fn learn_posix_fd_file(&self, fd: OwnedFd) {
+        let (Some(facts), Ok(known)) = (self.driver().facts(self.ordinal()), File::from(fd).metadata()) else { return };
+        let file = HandleFile { file_type: known.mode() & FILE_TYPE, device: known.rdev() };
+        // The handles of one device are all alike.
+        facts.posix_fd_file.get_or_init(|| file);
     }
 
     fn has(&self, attribute: CUdevice_attribute) -> Result<bool, Error> {
@@ -160,7 +196,9 @@ fn attempt(device: &Device, kinds: CUmemAllocationHandleType) -> Result<(), Erro
     if kinds.contains(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR) {
         // SAFETY: the handle is a reference of this driver that is given back further down.
         let fd = unsafe { driver.mem_export_posix_fd(made.handle) }?;
-        Reference { driver, handle: driver.mem_import_posix_fd(fd.as_fd())? }.release()?;
+        let imported = driver.mem_import_posix_fd(fd.as_fd());
+        device.learn_posix_fd_file(fd);
+        Reference { driver, handle: imported? }.release()?;
     }
     if kinds.contains(CUmemAllocationHandleType::FABRIC) {
         // SAFETY: as above.

@@ -5,8 +5,9 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
+use std::sync::OnceLock;
 
-use crate::capabilities::Probes;
+use crate::capabilities::{HandleFile, Probes};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::raw::Call;
@@ -15,12 +16,14 @@ use crate::sys::*;
 /// What is known of a device without asking again.
 pub(crate) struct Facts {
     device: CUdevice,
+    uuid: OnceLock<CUuuid>,
     pub(crate) probes: Probes,
+    pub(crate) posix_fd_file: OnceLock<HandleFile>,
 }
 
 impl Facts {
     pub(crate) fn new(device: CUdevice) -> Self {
-        Self { device, probes: Probes::default() }
+        Self { device, uuid: OnceLock::new(), probes: Probes::default(), posix_fd_file: OnceLock::new() }
     }
 }
 
@@ -85,17 +88,23 @@ impl Device {
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// `cuDeviceGetUuid`: its identity, the same in every process (under MIG, the instance's).
+    /// `cuDeviceGetUuid`: its identity, the same in every process (under MIG, the instance's). Asked once: it never
+    /// changes.
     ///
     /// # Errors
     /// [`Error::Unsupported`] before CUDA 11.4; what the driver answers.
     #[doc(alias = "cuDeviceGetUuid")]
     pub fn uuid(&self) -> Result<CUuuid, Error> {
+        let known = self.driver.facts(self.ordinal).map(|facts| &facts.uuid);
+        if let Some(uuid) = known.and_then(OnceLock::get) {
+            return Ok(*uuid);
+        }
         let mut uuid = CUuuid::default();
         // SAFETY: the output is ours.
         let code = unsafe { self.driver.raw().cuDeviceGetUuid(&raw mut uuid, self.raw()) };
         self.driver.check(Call::cuDeviceGetUuid, code)?;
-        Ok(uuid)
+        // Another thread that asked meanwhile was told the same.
+        Ok(known.map_or(uuid, |known| *known.get_or_init(|| uuid)))
     }
 
     /// `cuDeviceTotalMem`: its memory, in bytes.

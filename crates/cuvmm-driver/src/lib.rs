@@ -19,7 +19,7 @@ pub mod sys;
 mod table;
 
 pub use calls::{CaptureInfo, MemoryInfo};
-pub use capabilities::Probe;
+pub use capabilities::{HandleFile, Probe};
 pub use device::{ComputeCapability, Device};
 pub use driver::Driver;
 pub use error::Error;

@@ -161,3 +161,47 @@ fn eight_threads_that_ask_at_once_probe_once() -> Result<(), Error> {
     assert_eq!(machine.ledger.names(), STEPS);
     Ok(())
 }
+
+#[test]
+fn what_a_handle_looks_like_is_known_after_the_first_export() -> Result<(), Error> {
+    use std::os::unix::fs::MetadataExt;
+    let machine = machine()?;
+    let kind = Kind::POSIX_FILE_DESCRIPTOR;
+    assert_eq!((machine.device.posix_fd_file(), machine.device.probed(kind)), (None, None));
+    machine.ledger.fail(Call::cuMemCreate, CUresult::OUT_OF_MEMORY);
+    let refused = machine.device.probe(kind);
+    assert_eq!((machine.device.posix_fd_file(), machine.device.probed(kind)), (None, Some(refused)));
+    // An export is enough: what the driver then makes of its own handle is another matter.
+    machine.ledger.heal();
+    machine.ledger.fail(Call::cuMemImportFromShareableHandle, CUresult::OUT_OF_MEMORY);
+    assert!(!machine.device.probe(kind).is_available());
+    let file = machine
+        .device
+        .posix_fd_file()
+        .ok_or(Error::InvalidArgument { call: Call::cuMemExportToShareableHandle, reason: "not seen" })?;
+    // Such files the fake driver exports.
+    let null = std::fs::metadata("/dev/null").map_err(|_| Error::NoSuchDevice { ordinal: 0, count: 0 })?;
+    assert_eq!((file.file_type, file.device), (null.mode() & 0o170_000, null.rdev()));
+    machine.ledger.heal();
+    assert!(machine.device.probe(kind).is_available());
+    assert_eq!(machine.device.probed(kind), Some(Probe::Available));
+    machine.ledger.take();
+    assert_eq!(machine.device.posix_fd_file(), Some(file));
+    assert_eq!(machine.ledger.names(), []);
+    assert_eq!(machine.other.posix_fd_file(), None, "each device has its own");
+    Ok(())
+}
+
+#[test]
+fn a_device_is_asked_once_who_it_is() -> Result<(), Error> {
+    let machine = machine()?;
+    machine.ledger.fail(Call::cuDeviceGetUuid, CUresult::UNKNOWN);
+    assert!(machine.device.uuid().is_err());
+    machine.ledger.heal();
+    machine.ledger.take();
+    let uuid = machine.device.uuid()?;
+    assert_eq!(machine.device.driver().device(0)?.uuid()?, uuid);
+    assert_eq!(machine.ledger.names(), [Call::cuDeviceGetUuid]);
+    assert_ne!(machine.other.uuid()?, uuid);
+    Ok(())
+}
