@@ -32,10 +32,52 @@ pub(crate) fn set(
     if takes_away(session, &starts, &grants) && session.is_in_use(start, end) {
         session.violation("access taken away under queued work");
     }
+    open_to_host(session, &starts, &grants)?;
     for start in starts {
-        apply(session, start, &grants)?;
+        if let Some(mapping) = session.mappings.get_mut(&start) {
+            mapping.access.extend(grants.iter().copied());
+        }
     }
     Ok(())
+}
+
+/// Lets the host reach these mappings as it is granted, or leaves all of them as they were.
+fn open_to_host(session: &Session<'_>, starts: &[u64], grants: &[Grant]) -> Answer {
+    let granted = grants.iter().rev().find(|(grantee, _)| *grantee == Grantee::Host);
+    let Some(&(_, flags)) = granted else { return Ok(()) };
+    for (done, &start) in starts.iter().enumerate() {
+        if attach(session, start, flags).is_err() {
+            for &start in &starts[..=done] {
+                let before = session.mappings.get(&start).and_then(|mapping| mapping.access.get(&Grantee::Host));
+                restore(session, start, before.copied());
+            }
+            return Err(CUresult::OUT_OF_MEMORY);
+        }
+    }
+    Ok(())
+}
+
+/// Lets the host reach a mapping, if the kernel reserved its addresses for us.
+fn attach(session: &Session<'_>, start: u64, flags: CUmemAccess_flags) -> rustix::io::Result<()> {
+    let access = match flags {
+        CUmemAccess_flags::READ => HostAccess::Read,
+        CUmemAccess_flags::READWRITE => HostAccess::ReadWrite,
+        _ => HostAccess::None,
+    };
+    match session.mappings.get(&start) {
+        Some(mapping) if is_ours(session, start, start + mapping.bytes) => {
+            space::attach(start, mapping.memory.view(), access)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Gives the host what it had. Where that fails too, it has nothing, and the addresses stay reserved.
+fn restore(session: &Session<'_>, start: u64, before: Option<CUmemAccess_flags>) {
+    let bytes = session.mappings.get(&start).map_or(0, |mapping| mapping.bytes);
+    if is_ours(session, start, start + bytes) && before.is_none_or(|flags| attach(session, start, flags).is_err()) {
+        let _ = space::detach(start, bytes as usize);
+    }
 }
 
 type Grant = (Grantee, CUmemAccess_flags);
@@ -83,24 +125,6 @@ fn takes_away(session: &Session<'_>, starts: &[u64], grants: &[Grant]) -> bool {
     starts.iter().filter_map(|start| session.mappings.get(start)).any(|mapping| {
         grants.iter().any(|(grantee, flags)| mapping.access.get(grantee).is_some_and(|before| before > flags))
     })
-}
-
-fn apply(session: &mut Session<'_>, start: u64, grants: &[Grant]) -> Answer {
-    let end = session.mappings.get(&start).map_or(start, |mapping| start + mapping.bytes);
-    let touchable = is_ours(session, start, end);
-    let Some(mapping) = session.mappings.get_mut(&start) else { return Ok(()) };
-    for (grantee, flags) in grants {
-        if *grantee == Grantee::Host && touchable {
-            let access = match *flags {
-                CUmemAccess_flags::READ => HostAccess::Read,
-                CUmemAccess_flags::READWRITE => HostAccess::ReadWrite,
-                _ => HostAccess::None,
-            };
-            space::attach(start, mapping.memory.view(), access).map_err(|_| CUresult::OUT_OF_MEMORY)?;
-        }
-        mapping.access.insert(*grantee, *flags);
-    }
-    Ok(())
 }
 
 pub(crate) fn get(session: &Session<'_>, location: CUmemLocation, address: CUdeviceptr) -> Answer<u64> {

@@ -62,6 +62,27 @@ impl State {
         }
     }
 
+    /// Ends a capture, which leaves no stream in it.
+    fn end_capture(&mut self, capture: u64) -> Option<Capture> {
+        for stream in self.streams.values_mut() {
+            if stream.capture.as_ref().is_some_and(|part| part.capture == capture) {
+                stream.capture = None;
+            }
+        }
+        self.captures.remove(&capture)
+    }
+
+    /// Ends what a stream that goes away was capturing: nobody else can. One that only joined takes the hope.
+    pub(crate) fn abandon(&mut self, stream: u64, part: &Part) {
+        let Some(capture) = self.captures.get(&part.capture) else { return };
+        if capture.origin != stream {
+            return self.invalidate(part.capture);
+        }
+        if let Some(capture) = self.end_capture(part.capture) {
+            self.graphs.remove(&capture.graph);
+        }
+    }
+
     fn is_active(&self, capture: u64) -> bool {
         self.captures.get(&capture).is_some_and(|capture| capture.active)
     }
@@ -179,7 +200,7 @@ pub(crate) fn begin(session: &mut Session<'_>, stream: CUstream, mode: CUstreamC
         return Err(CUresult::INVALID_VALUE);
     }
     if legacy_of(session, id).is_some() {
-        return Err(CUresult::STREAM_CAPTURE_UNSUPPORTED);
+        return Err(CUresult::INVALID_VALUE);
     }
     if session.streams.get(&id).is_none_or(|stream| stream.capture.is_some()) {
         return Err(CUresult::INVALID_VALUE);
@@ -206,12 +227,7 @@ pub(crate) fn end(session: &mut Session<'_>, stream: CUstream) -> Answer<CUgraph
         return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
     }
     let (active, graph) = (capture.active, capture.graph);
-    session.captures.remove(&part.capture);
-    for stream in session.streams.values_mut() {
-        if stream.capture.as_ref().is_some_and(|other| other.capture == part.capture) {
-            stream.capture = None;
-        }
-    }
+    session.end_capture(part.capture);
     let joined = session.graphs.get(&graph).is_some_and(|graph| graph.leaves().all(|leaf| part.after.contains(&leaf)));
     if !active || !joined {
         session.graphs.remove(&graph);
@@ -223,8 +239,17 @@ pub(crate) fn end(session: &mut Session<'_>, stream: CUstream) -> Answer<CUgraph
     Ok(CUgraph(std::ptr::without_provenance_mut(graph as usize)))
 }
 
-/// What a stream's capture is: its state, its number, its graph.
-pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<(CUstreamCaptureStatus, u64, CUgraph)> {
+/// What a stream's capture is.
+#[derive(Default)]
+pub(crate) struct Info {
+    pub(crate) status: CUstreamCaptureStatus,
+    pub(crate) number: u64,
+    pub(crate) graph: CUgraph,
+    /// How many nodes the stream's next one comes after.
+    pub(crate) dependencies: usize,
+}
+
+pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<Info> {
     let id = session.stream(stream)?;
     if let Some(context) = legacy_of(session, id)
         && !session.involving_legacy(context).is_empty()
@@ -232,13 +257,14 @@ pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<(CUstr
         return Err(CUresult::STREAM_CAPTURE_IMPLICIT);
     }
     let part = session.streams.get(&id).and_then(|stream| stream.capture.as_ref());
-    match part.and_then(|part| Some((part.capture, session.captures.get(&part.capture)?))) {
-        None => Ok((CUstreamCaptureStatus::NONE, 0, CUgraph::NULL)),
-        Some((number, capture)) => {
-            let status =
-                if capture.active { CUstreamCaptureStatus::ACTIVE } else { CUstreamCaptureStatus::INVALIDATED };
-            Ok((status, number, CUgraph(std::ptr::without_provenance_mut(capture.graph as usize))))
-        }
+    match part.and_then(|part| Some((part, session.captures.get(&part.capture)?))) {
+        None => Ok(Info::default()),
+        Some((part, capture)) => Ok(Info {
+            status: if capture.active { CUstreamCaptureStatus::ACTIVE } else { CUstreamCaptureStatus::INVALIDATED },
+            number: part.capture,
+            graph: CUgraph(std::ptr::without_provenance_mut(capture.graph as usize)),
+            dependencies: part.after.len(),
+        }),
     }
 }
 

@@ -10,10 +10,11 @@ use crate::capture;
 use crate::session::{Answer, Session};
 use crate::{map, reserve};
 
-/// A primary context, alive or destroyed.
+/// A primary context.
 #[derive(Default)]
 pub(crate) struct Context {
     pub(crate) device: i32,
+    /// Whether it is still there to be used, or only does the work it has.
     pub(crate) alive: bool,
     /// What broke it, for good.
     pub(crate) error: Option<CUresult>,
@@ -41,6 +42,7 @@ fn named(session: &mut Session<'_>, context: CUcontext) -> Answer<u64> {
     match session.contexts.get(&id) {
         Some(found) if found.alive => Ok(id),
         Some(_) => Err(CUresult::CONTEXT_IS_DESTROYED),
+        None if session.ended.contains(&id) => Err(CUresult::CONTEXT_IS_DESTROYED),
         None => {
             session.violation(format!("context {id:#x} is none"));
             Err(CUresult::INVALID_CONTEXT)
@@ -130,14 +132,22 @@ fn destroy(session: &mut Session<'_>, device: i32) {
         session.streams.iter().filter(|(_, stream)| stream.context == id).map(|(&stream, _)| stream).collect();
     for stream in streams {
         session.retire_stream(stream);
+        session.ended.add(stream);
     }
-    session.events.retain(|_, event| event.context != id);
+    let events: Vec<u64> =
+        session.events.iter().filter(|(_, event)| event.context == id).map(|(&event, _)| event).collect();
+    for event in events {
+        session.events.remove(&event);
+        session.ended.add(event);
+    }
     let plain: Vec<u64> =
         session.mappings.iter().filter(|(_, mapping)| mapping.context == Some(id)).map(|(&start, _)| start).collect();
     for start in plain {
         map::remove(session, start);
         reserve::remove(session, start);
     }
+    session.contexts.remove(&id);
+    session.ended.add(id);
     session.shared.changed.notify_all();
 }
 

@@ -13,8 +13,8 @@ use crate::state::{Handle, Home};
 const POSIX: u32 = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR.0;
 const WINDOWS: u32 = CUmemAllocationHandleType::WIN32.0 | CUmemAllocationHandleType::WIN32_KMT.0;
 const FABRIC: u32 = CUmemAllocationHandleType::FABRIC.0;
-/// Tile pools, hardware decompression, RDMA over PCIe.
-const USAGES: u16 = 0b111;
+/// Tile pools, hardware decompression, RDMA over PCIe: each with the driver's version that knows it.
+const USAGES: [(u16, i32); 3] = [(0b1, 0), (0b10, 12080), (0b100, 13040)];
 
 pub(crate) fn create(
     session: &mut Session<'_>,
@@ -34,8 +34,11 @@ pub(crate) fn create(
     }
     claim(session, home, size)?;
     let mut properties = properties;
-    if session.policy.host_reads_as_numa && properties.location.location_type == CUmemLocationType::HOST {
-        properties.location = CUmemLocation::host_numa(0);
+    if let Home::Node(node) = home
+        && session.policy.host_reads_as_numa
+        && properties.location.location_type == CUmemLocationType::HOST
+    {
+        properties.location = CUmemLocation::host_numa(node);
     }
     let memory = make(session, size, properties, home)?;
     let memory_id = session.add_physical(Arc::new(memory), home);
@@ -67,7 +70,7 @@ pub(crate) fn make(session: &Session<'_>, size: usize, properties: CUmemAllocati
     let made =
         if exportable { Memory::exportable(size, properties, mask, uuid) } else { Memory::new(size, properties, mask) };
     made.map_err(|error| match error {
-        Errno::MFILE | Errno::NFILE => CUresult::OPERATING_SYSTEM,
+        Errno::MFILE | Errno::NFILE | Errno::FBIG => CUresult::OPERATING_SYSTEM,
         _ => CUresult::OUT_OF_MEMORY,
     })
 }
@@ -88,13 +91,19 @@ fn home_of(session: &Session<'_>, properties: &CUmemAllocationProp) -> Answer<Ho
             match (refused, session.shared.any_device_has(attribute)) {
                 (true, _) => Err(CUresult::INVALID_VALUE),
                 (false, false) => Err(CUresult::NOT_SUPPORTED),
-                (false, true) => Ok(Home::Node(0)),
+                (false, true) => Ok(Home::Node(machine.first_node())),
             }
         }
-        CUmemLocationType::HOST_NUMA if machine.driver_version.0 >= 12020 => match machine.node_memory(id) {
-            Some(_) => Ok(Home::Node(id)),
-            None => Err(CUresult::INVALID_VALUE),
-        },
+        CUmemLocationType::HOST_NUMA if machine.driver_version.0 >= 12020 => {
+            let attribute = CUdevice_attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+            // Older drivers have no attribute that would tell.
+            let told = machine.driver_version.0 >= 12090;
+            match machine.node_memory(id) {
+                None => Err(CUresult::INVALID_VALUE),
+                Some(_) if told && !session.shared.any_device_has(attribute) => Err(CUresult::NOT_SUPPORTED),
+                Some(_) => Ok(Home::Node(id)),
+            }
+        }
         _ => Err(CUresult::INVALID_VALUE),
     }
 }
@@ -108,7 +117,7 @@ fn check_handle_types(session: &Session<'_>, kinds: CUmemAllocationHandleType, h
         return Err(CUresult::INVALID_VALUE);
     }
     if kinds.0 & !(POSIX | WINDOWS | FABRIC) != 0 && !session.policy.unknown_handle_types {
-        return Err(CUresult::INVALID_VALUE);
+        return Err(CUresult::NOT_SUPPORTED);
     }
     if kinds.0 & POSIX != 0 && !has(CUdevice_attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
         return Err(CUresult::NOT_SUPPORTED);
@@ -129,7 +138,9 @@ fn check_flags(session: &Session<'_>, flags: CUmemAllocationPropFlags, home: Hom
         Home::Device(ordinal) => session.shared.device_has(ordinal, attribute),
         _ => session.shared.any_device_has(attribute),
     };
-    if flags.compression_type > 1 || flags.usage & !USAGES != 0 || flags.reserved != [0; 4] {
+    let version = session.shared.machine.driver_version.0;
+    let usages = USAGES.iter().filter(|&&(_, since)| version >= since).fold(0, |known, &(usage, _)| known | usage);
+    if flags.compression_type > 1 || flags.usage & !usages != 0 || flags.reserved != [0; 4] {
         return Err(CUresult::INVALID_VALUE);
     }
     let compresses = flags.compression_type == 0 || has(CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED);

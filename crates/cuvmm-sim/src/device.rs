@@ -13,7 +13,6 @@ pub(crate) fn init(session: &mut Session<'_>, flags: u32) -> Answer {
     if session.shared.machine.devices.is_empty() {
         return Err(CUresult::NO_DEVICE);
     }
-    session.initialized = true;
     session.shared.mark_initialized();
     Ok(())
 }

@@ -16,6 +16,7 @@ mod live;
 mod machine;
 mod map;
 mod memory;
+mod placer;
 mod pointer;
 mod policy;
 mod raw;
@@ -26,6 +27,7 @@ mod simulator;
 mod space;
 mod state;
 mod stream;
+mod thread;
 mod work;
 
 pub use faults::{Faults, Ledger, When};

@@ -209,6 +209,11 @@ impl Machine {
         self.numa_nodes.iter().find(|node| node.id == id).map(|node| node.memory)
     }
 
+    /// The node that host memory without a node of its own is made at: the first one with memory.
+    pub(crate) fn first_node(&self) -> i32 {
+        self.numa_nodes.iter().find(|node| node.memory > 0).map_or(0, |node| node.id)
+    }
+
     /// Whether `device` reaches the memory of `owner`.
     pub(crate) fn reaches(&self, device: i32, owner: i32) -> bool {
         device == owner
@@ -231,9 +236,12 @@ fn attribute_since(attribute: u32) -> i32 {
         0..=101 => 2000,
         102..=106 => 10020,
         107..=111 => 11000,
-        112..=119 => 11030,
+        112 => 11010,
+        113..=119 => 11030,
         120..=124 => 11070,
+        128 | 133 => 12030,
         125..=129 => 12000,
+        132 => 12010,
         130..=139 => 12020,
         140..=142 => 12090,
         143 => 12080,

@@ -13,11 +13,13 @@
 //! matter as it is on a device: they are copied through raw pointers, and no reference to them is ever made.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use cuvmm_driver::CUresult;
-use cuvmm_driver::sys::{CUmemAllocationProp, CUmemLocation, CUuuid};
+use cuvmm_driver::sys::{CUmemAllocationProp, CUmemAllocationPropFlags, CUmemLocation, CUmemLocationType, CUuuid};
+use nix::libc;
+use nix::sys::resource::Resource;
 use rustix::fs::{FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -46,6 +48,11 @@ pub(crate) struct View {
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
+
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<View>();
+};
 
 impl View {
     fn anonymous(bytes: usize) -> rustix::io::Result<Self> {
@@ -115,7 +122,7 @@ impl Memory {
         mask: u8,
         uuid: CUuuid,
     ) -> rustix::io::Result<Self> {
-        let header = Header { bytes, mask, uuid, location: properties.location };
+        let header = Header { bytes, mask, uuid, location: properties.location, flags: properties.alloc_flags };
         let file = MemoryFile::new(&header)?;
         let view = View::of_file(file.0.as_fd(), bytes)?;
         let identity = Some(identity_of(file.0.as_fd())?);
@@ -164,12 +171,22 @@ impl Memory {
             return;
         }
         let source = self.view.pointer.wrapping_add(offset);
-        // SAFETY: the source is inside the view, and the caller vouches for the destination. They may overlap only
-        // if the host was granted the memory, which `copy` allows.
-        unsafe { std::ptr::copy(source, destination, length) };
-        if self.mask != 0 {
-            // SAFETY: the caller vouches for the destination, which was written just now.
-            unsafe { mask(destination, length, self.mask) };
+        if self.mask == 0 {
+            // SAFETY: the source is inside the view, and the caller vouches for the destination. They may overlap
+            // only if the host was granted the memory, which `copy` allows.
+            unsafe { std::ptr::copy(source, destination, length) };
+            return;
+        }
+        let mut bounce = vec![0_u8; length.min(BOUNCE)];
+        let mut done = 0;
+        while done < length {
+            let part = (length - done).min(BOUNCE);
+            // SAFETY: the part is inside the view, and inside the buffer.
+            unsafe { std::ptr::copy_nonoverlapping(source.wrapping_add(done), bounce.as_mut_ptr(), part) };
+            mask(&mut bounce[..part], self.mask);
+            // SAFETY: the part is inside the buffer, and the caller vouches for the destination.
+            unsafe { std::ptr::copy_nonoverlapping(bounce.as_ptr(), destination.wrapping_add(done), part) };
+            done += part;
         }
     }
 
@@ -201,8 +218,7 @@ impl Memory {
             let part = (length - done).min(BOUNCE);
             // SAFETY: the part is inside the caller's source, and inside the buffer.
             unsafe { std::ptr::copy(source.wrapping_add(done), bounce.as_mut_ptr(), part) };
-            // SAFETY: the buffer is ours and has that many bytes.
-            unsafe { mask(bounce.as_mut_ptr(), part, self.mask) };
+            mask(&mut bounce[..part], self.mask);
             // SAFETY: the part is inside the view.
             unsafe { std::ptr::copy_nonoverlapping(bounce.as_ptr(), destination.wrapping_add(done), part) };
             done += part;
@@ -250,12 +266,7 @@ impl Memory {
 }
 
 /// Turns stored bytes into seen ones, and back.
-///
-/// # Safety
-/// `length` bytes at `bytes` are valid for reads and writes, and nobody else has a reference to them.
-unsafe fn mask(bytes: *mut u8, length: usize, mask: u8) {
-    // SAFETY: the caller vouches for the range.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(bytes, length) };
+fn mask(bytes: &mut [u8], mask: u8) {
     let word = u64::from_ne_bytes([mask; 8]);
     let (words, rest) = bytes.as_chunks_mut::<8>();
     for chunk in words {
@@ -272,6 +283,10 @@ pub(crate) struct MemoryFile(OwnedFd);
 
 impl MemoryFile {
     fn new(header: &Header) -> rustix::io::Result<Self> {
+        // A file that is made larger than the process may have files ends the process.
+        if nix::sys::resource::getrlimit(Resource::RLIMIT_FSIZE).is_ok_and(|(limit, _)| limit < FILE_BYTES) {
+            return Err(Errno::FBIG);
+        }
         let file = rustix::fs::memfd_create("cuvmm-sim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, FILE_BYTES)?;
         rustix::io::pwrite(&file, &header.to_bytes(), HEADER_AT)?;
@@ -320,17 +335,18 @@ fn identity_of(file: BorrowedFd<'_>) -> rustix::io::Result<FileIdentity> {
 
 /// Looks whether `number` is a descriptor that a simulated driver exported. It is neither consumed nor closed.
 pub(crate) fn find(number: i32) -> Answer<Found> {
-    if number < 0 {
-        return Err(CUresult::UNKNOWN);
-    }
-    // SAFETY: the number is used for one call that fails if nothing is open there.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     let found = (|| {
-        let file = rustix::io::fcntl_dupfd_cloexec(borrowed, 3)?;
+        if !sealed(number)? {
+            return Err(Errno::INVAL);
+        }
+        let file = duplicate(number)?;
+        // Again, as the number may be another file's since.
+        if !rustix::fs::fcntl_get_seals(&file)?.contains(seals()) {
+            return Err(Errno::INVAL);
+        }
         let stat = rustix::fs::fstat(&file)?;
         let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && u64::try_from(stat.st_size) == Ok(FILE_BYTES)
-            && rustix::fs::fcntl_get_seals(&file)?.contains(seals());
+            && u64::try_from(stat.st_size) == Ok(FILE_BYTES);
         if !is_ours {
             return Err(Errno::INVAL);
         }
@@ -346,7 +362,36 @@ pub(crate) fn find(number: i32) -> Answer<Found> {
     })
 }
 
+/// Whether `number` is a memory file's that can't change its size. No other file has seals, so none of a peer's,
+/// which could make the caller wait, is asked anything else.
+fn sealed(number: i32) -> rustix::io::Result<bool> {
+    // SAFETY: it takes a number, and fails where nothing is open; nothing is written.
+    let found = unsafe { libc::fcntl(number, libc::F_GET_SEALS) };
+    let found = u32::try_from(found).map_err(|_| last_error())?;
+    Ok(SealFlags::from_bits_retain(found).contains(seals()))
+}
+
+/// A descriptor of ours for the file that is open as `number`.
+fn duplicate(number: i32) -> rustix::io::Result<OwnedFd> {
+    // SAFETY: it takes a number, and fails where nothing is open; the third argument is a C int.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(last_error());
+    }
+    // SAFETY: it was opened just now, and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::BADF)
+}
+
 impl Found {
+    /// The flags that it was made with.
+    pub(crate) fn flags(&self) -> CUmemAllocationPropFlags {
+        self.header.flags
+    }
+
     pub(crate) fn uuid(&self) -> CUuuid {
         self.header.uuid
     }
@@ -362,6 +407,7 @@ struct Header {
     mask: u8,
     uuid: CUuuid,
     location: CUmemLocation,
+    flags: CUmemAllocationPropFlags,
 }
 
 impl Header {
@@ -374,6 +420,9 @@ impl Header {
         bytes[32..48].copy_from_slice(&self.uuid.bytes);
         bytes[48..52].copy_from_slice(&self.location.location_type.0.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.location.id.to_le_bytes());
+        bytes[56] = self.flags.compression_type;
+        bytes[57] = self.flags.gpu_direct_rdma_capable;
+        bytes[58..60].copy_from_slice(&self.flags.usage.to_le_bytes());
         bytes
     }
 
@@ -385,11 +434,17 @@ impl Header {
         {
             return None;
         }
-        let location = CUmemLocation {
-            location_type: cuvmm_driver::sys::CUmemLocationType(word(48)?),
-            id: word(52)?.cast_signed(),
-        };
+        let location = CUmemLocation { location_type: CUmemLocationType(word(48)?), id: word(52)?.cast_signed() };
+        if !matches!(location.location_type, CUmemLocationType::DEVICE | CUmemLocationType::HOST_NUMA) {
+            return None;
+        }
         let uuid = CUuuid { bytes: *bytes.get(32..)?.first_chunk()? };
-        Some(Self { bytes: size, mask: bytes[20], uuid, location })
+        let flags = CUmemAllocationPropFlags {
+            compression_type: bytes[56],
+            gpu_direct_rdma_capable: bytes[57],
+            usage: u16::from_le_bytes([bytes[58], bytes[59]]),
+            ..Default::default()
+        };
+        Some(Self { bytes: size, mask: bytes[20], uuid, location, flags })
     }
 }

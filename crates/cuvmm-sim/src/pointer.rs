@@ -4,7 +4,7 @@ use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 
 use crate::context::{self, device_of};
-use crate::session::{Answer, Out, Session};
+use crate::session::{Answer, Session};
 use crate::state::{Grantee, Mapping};
 
 /// The value of an attribute, by its width.
@@ -12,17 +12,6 @@ pub(crate) enum Value {
     Bool(bool),
     Int(u32),
     Long(u64),
-}
-
-impl Value {
-    /// Writes it to what the caller made for an attribute of this width.
-    pub(crate) fn write(self, data: Out<std::ffi::c_void>) {
-        match self {
-            Self::Bool(value) => data.of::<u8>().put(u8::from(value)),
-            Self::Int(value) => data.of::<u32>().put(value),
-            Self::Long(value) => data.of::<u64>().put(value),
-        }
-    }
 }
 
 /// The one mapping around an address.
@@ -52,9 +41,8 @@ pub(crate) fn attribute(
         }
         CUpointer_attribute::DEVICE_POINTER => Value::Long(address.0),
         CUpointer_attribute::HOST_POINTER if !on_device => Value::Long(address.0),
-        CUpointer_attribute::SYNC_MEMOPS
-        | CUpointer_attribute::IS_MANAGED
-        | CUpointer_attribute::IS_LEGACY_CUDA_IPC_CAPABLE => Value::Bool(false),
+        CUpointer_attribute::SYNC_MEMOPS | CUpointer_attribute::IS_MANAGED => Value::Bool(false),
+        CUpointer_attribute::IS_LEGACY_CUDA_IPC_CAPABLE => Value::Bool(mapping.handle.is_none()),
         CUpointer_attribute::BUFFER_ID => Value::Long(mapping.buffer_id),
         CUpointer_attribute::DEVICE_ORDINAL => {
             Value::Int(if on_device { properties.location.id } else { -1 }.cast_unsigned())
@@ -78,7 +66,7 @@ fn granted(mapping: &Mapping, device: Option<i32>) -> u32 {
     device.and_then(|device| mapping.access.get(&Grantee::Device(device))).map_or(0, |flags| flags.0)
 }
 
-/// An attribute in the plural form, where an unknown address has zeros.
+/// An attribute in the plural form, where a reserved address has its reservation, and an unknown one zeros.
 pub(crate) fn attribute_or_zero(
     session: &mut Session<'_>,
     asked: CUpointer_attribute,
@@ -87,7 +75,11 @@ pub(crate) fn attribute_or_zero(
     if session.mapping_at(address.0).is_some() {
         return attribute(session, asked, address);
     }
+    let reservation = session.reservation_at(address.0).map(|(from, found)| (from, found.bytes));
+    let (start, bytes) = reservation.unwrap_or_default();
     Ok(match asked {
+        CUpointer_attribute::RANGE_START_ADDR => Value::Long(start),
+        CUpointer_attribute::RANGE_SIZE => Value::Long(bytes),
         CUpointer_attribute::SYNC_MEMOPS
         | CUpointer_attribute::IS_MANAGED
         | CUpointer_attribute::IS_LEGACY_CUDA_IPC_CAPABLE

@@ -25,6 +25,8 @@ pub(crate) struct Policy {
     pub(crate) access_across_reservations: bool,
     /// Handle types that nobody defined are ignored at create.
     pub(crate) unknown_handle_types: bool,
+    /// Memory of a device that is hidden from this process is imported.
+    pub(crate) hidden_memory_imports: bool,
     /// Memory made at HOST says that it is at HOST_NUMA 0.
     pub(crate) host_reads_as_numa: bool,
 }
@@ -39,6 +41,7 @@ impl Preset {
             unmap_across_reservations: lax,
             access_across_reservations: lax,
             unknown_handle_types: lax,
+            hidden_memory_imports: lax,
             host_reads_as_numa: lax,
         }
     }

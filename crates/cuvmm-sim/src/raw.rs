@@ -11,6 +11,7 @@ use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, Call, RawDriver};
 
 use crate::copy::Side;
+use crate::pointer::Value;
 use crate::session::{Answer, In, Out, Session};
 use crate::simulator::Simulator;
 use crate::work::HostCall;
@@ -21,6 +22,7 @@ macro_rules! argument {
     (val $ty:ty) => { $ty };
     (out $ty:ty) => { *mut $ty };
     (inp $ty:ty) => { *const $ty };
+    (list $ty:ty) => { *mut $ty };
 }
 
 macro_rules! wrap {
@@ -32,6 +34,10 @@ macro_rules! wrap {
     (inp $arg:ident) => {
         // SAFETY: the trait's caller promises that it is null or valid for what the call reads.
         let $arg = unsafe { In::new($arg) };
+    };
+    (list $arg:ident) => {
+        // SAFETY: the trait's caller promises that it is null or valid for what the call reads.
+        let $arg = unsafe { In::new($arg.cast_const()) };
     };
 }
 
@@ -102,6 +108,21 @@ fn words(words: Option<&'static CStr>, out: Out<*const c_char>) -> Answer {
     out.give(|| words.map(CStr::as_ptr).ok_or(CUresult::INVALID_VALUE))
 }
 
+/// Writes an attribute to what the caller made for one of its width.
+///
+/// # Safety
+/// `data` is null or valid for writing an attribute of that width.
+unsafe fn write(value: Value, data: Out<c_void>) {
+    match value {
+        // SAFETY: the caller vouches for the width.
+        Value::Bool(value) => unsafe { data.of::<u8>() }.put(u8::from(value)),
+        // SAFETY: as above.
+        Value::Int(value) => unsafe { data.of::<u32>() }.put(value),
+        // SAFETY: as above.
+        Value::Long(value) => unsafe { data.of::<u64>() }.put(value),
+    }
+}
+
 /// Asks for what several outputs take, of which any may be left out.
 fn pair<A, B>(first: Out<A>, second: Out<B>, make: impl FnOnce() -> Answer<(A, B)>) -> Answer {
     let (one, other) = make()?;
@@ -115,7 +136,8 @@ calls! {
     cuDeviceGet(out device: CUdevice, val ordinal: i32) |s| device.give(|| device::get(s, ordinal));
     cuDeviceGetCount(out count: i32) |s| count.give(|| Ok(device::count(s)));
     cuDeviceGetName(out name: c_char, val length: i32, val device: CUdevice) |s| {
-        name.text(&device::model(s, device)?.name, length)
+        // SAFETY: the trait's caller promises room for `length` bytes.
+        unsafe { name.text(&device::model(s, device)?.name, length) }
     };
     cuDeviceGetUuid(out uuid: CUuuid, val device: CUdevice) |s| uuid.give(|| Ok(device::model(s, device)?.uuid));
     cuDeviceGetAttribute(out value: i32, val attribute: CUdevice_attribute, val device: CUdevice) |s| {
@@ -125,7 +147,8 @@ calls! {
         bytes.give(|| Ok(device::model(s, device)?.total_memory))
     };
     cuDeviceGetPCIBusId(out id: c_char, val length: i32, val device: CUdevice) |s| {
-        id.text(&device::pci_bus_id(s, device)?, length)
+        // SAFETY: the trait's caller promises room for `length` bytes.
+        unsafe { id.text(&device::pci_bus_id(s, device)?, length) }
     };
     cuDeviceCanAccessPeer(out can: i32, val device: CUdevice, val peer: CUdevice) |s| {
         can.give(|| device::can_access_peer(s, device, peer))
@@ -139,9 +162,9 @@ calls! {
     };
     cuDevicePrimaryCtxRelease(val device: CUdevice) |s| context::primary_release(s, device);
     cuDevicePrimaryCtxGetState(val device: CUdevice, out flags: u32, out active: i32) |s| {
-        let (_, state) = context::primary_state(s, device)?;
-        flags.give(|| Ok(0))?;
-        active.give(|| Ok(state))
+        flags.required()?;
+        active.required()?;
+        pair(flags, active, || context::primary_state(s, device))
     };
     cuDevicePrimaryCtxReset(val device: CUdevice) |s| context::primary_reset(s, device);
     cuCtxGetCurrent(out context: CUcontext) |s| context.give(|| context::get_current(s));
@@ -160,28 +183,35 @@ calls! {
     cuStreamSynchronize(val stream: CUstream) |s| stream::synchronize(s, stream);
     cuStreamQuery(val stream: CUstream) |s| stream::query(s, stream);
     cuStreamIsCapturing(val stream: CUstream, out status: CUstreamCaptureStatus) |s| {
-        status.give(|| Ok(capture::info(s, stream)?.0))
+        status.give(|| Ok(capture::info(s, stream)?.status))
     };
     cuStreamGetCaptureInfo(
         val stream: CUstream, out status: CUstreamCaptureStatus, out id: u64, out graph: CUgraph,
         out dependencies: *const CUgraphNode, out count: usize
     ) |s| {
-        let (state, number, captured) = capture::info(s, stream)?;
-        status.give(|| Ok(state))?;
-        id.put(number);
-        graph.put(captured);
+        status.required()?;
+        let info = capture::info(s, stream)?;
+        // Nodes are nothing that a caller could name.
+        if info.dependencies > 0 && !dependencies.is_null() {
+            return UNSUPPORTED;
+        }
+        status.put(info.status);
+        id.put(info.number);
+        graph.put(info.graph);
         dependencies.put(std::ptr::null());
-        count.put(0);
+        count.put(info.dependencies);
         Ok(())
     };
     cuStreamBeginCapture(val stream: CUstream, val mode: CUstreamCaptureMode) |s| capture::begin(s, stream, mode);
     cuStreamEndCapture(val stream: CUstream, out graph: CUgraph) |s| {
+        graph.required()?;
         let ended = capture::end(s, stream);
         graph.put(ended.unwrap_or_default());
         ended.map(|_| ())
     };
     cuThreadExchangeStreamCaptureMode(out mode: CUstreamCaptureMode) |s| {
-        let asked = mode.before()?;
+        // SAFETY: the trait's caller left the mode to exchange there.
+        let asked = unsafe { mode.as_input() }.read()?;
         mode.give(|| capture::exchange_mode(s, asked))
     };
     cuStreamGetCtx(val stream: CUstream, out context: CUcontext) |s| {
@@ -200,7 +230,11 @@ calls! {
     cuEventSynchronize(val event: CUevent) |s| stream::event_synchronize(s, event);
     cuEventDestroy(val event: CUevent) |s| stream::event_destroy(s, event);
 
-    cuMemGetInfo(out free: usize, out total: usize) |s| pair(free, total, || copy::info(s));
+    cuMemGetInfo(out free: usize, out total: usize) |s| {
+        free.required()?;
+        total.required()?;
+        pair(free, total, || copy::info(s))
+    };
     cuMemAlloc(out address: CUdeviceptr, val size: usize) |s| address.give(|| copy::allocate(s, size));
     cuMemFree(val address: CUdeviceptr) |s| copy::free(s, address);
     cuMemcpy(val to: CUdeviceptr, val from: CUdeviceptr, val bytes: usize) |s| {
@@ -256,18 +290,28 @@ calls! {
     };
     cuPointerGetAttribute(out data: c_void, val attribute: CUpointer_attribute, val address: CUdeviceptr) |s| {
         data.required()?;
-        pointer::attribute(s, attribute, address)?.write(data);
+        let value = pointer::attribute(s, attribute, address)?;
+        // SAFETY: the trait's caller promises room for the attribute.
+        unsafe { write(value, data) };
         Ok(())
     };
     cuPointerGetAttributes(
-        val count: u32, out attributes: CUpointer_attribute, out data: *mut c_void, val address: CUdeviceptr
+        val count: u32, list attributes: CUpointer_attribute, list data: *mut c_void, val address: CUdeviceptr
     ) |s| {
-        let (attributes, data) = (attributes.as_input(), data.as_input());
-        for index in 0..count as usize {
-            let attribute = attributes.nth(index)?;
-            let data = Out::nth(&data, index)?;
-            data.required()?;
-            pointer::attribute_or_zero(s, attribute, address)?.write(data);
+        attributes.required()?;
+        data.required()?;
+        // SAFETY: the trait's caller promises that many attributes.
+        let attributes = unsafe { attributes.all(count as usize) }?;
+        // SAFETY: the trait's caller promises that many pointers.
+        let data = unsafe { data.all(count as usize) }?;
+        // SAFETY: the trait's caller promises that each is null or valid for its attribute.
+        let data: Vec<_> = data.into_iter().map(|pointer| unsafe { Out::new(pointer) }).collect();
+        data.iter().try_for_each(Out::required)?;
+        let values = attributes.into_iter().map(|asked| pointer::attribute_or_zero(s, asked, address));
+        let values: Vec<_> = values.collect::<Answer<_>>()?;
+        for (value, data) in values.into_iter().zip(data) {
+            // SAFETY: as above.
+            unsafe { write(value, data) };
         }
         Ok(())
     };
@@ -291,14 +335,22 @@ calls! {
     cuMemUnmap(val address: CUdeviceptr, val size: usize) |s| map::unmap(s, address, size);
     cuMemSetAccess(
         val address: CUdeviceptr, val size: usize, inp descriptors: CUmemAccessDesc, val count: usize
-    ) |s| access::set(s, address, size, &descriptors.all(count)?);
+    ) |s| {
+        descriptors.required()?;
+        // SAFETY: the trait's caller promises that many descriptors.
+        let descriptors = unsafe { descriptors.all(count) }?;
+        access::set(s, address, size, &descriptors)
+    };
     cuMemGetAccess(out flags: u64, inp location: CUmemLocation, val address: CUdeviceptr) |s| {
         flags.give(|| access::get(s, location.read()?, address))
     };
     cuMemExportToShareableHandle(
         out shareable: c_void, val handle: CUmemGenericAllocationHandle, val kind: CUmemAllocationHandleType,
         val flags: u64
-    ) |s| shareable.of::<i32>().give(|| share::export(s, handle, kind, flags));
+    ) |s| {
+        // SAFETY: the trait's caller promises room for a handle of that kind, of which a C int alone is ever written.
+        unsafe { shareable.of::<i32>() }.give(|| share::export(s, handle, kind, flags))
+    };
     cuMemImportFromShareableHandle(
         out handle: CUmemGenericAllocationHandle, val os_handle: *mut c_void, val kind: CUmemAllocationHandleType
     ) |s| handle.give(|| share::import(s, os_handle.addr() as u64, kind));

@@ -5,7 +5,7 @@
 //! and read as what they were declared to be.
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, MutexGuard};
 use std::thread::ThreadId;
@@ -84,7 +84,8 @@ pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
     /// # Safety
-    /// `pointer` is null or valid for writing a `T` as long as this lives.
+    /// `pointer` is null or valid for writing a `T` as long as this lives. Without room for one, as where what is
+    /// written follows from other arguments, `T` is `c_void` or `c_char`.
     pub(crate) unsafe fn new(pointer: *mut T) -> Self {
         Self(pointer)
     }
@@ -98,12 +99,11 @@ impl<T> Out<T> {
 
     /// 1 where there is nowhere to write.
     pub(crate) fn required(&self) -> Answer {
-        if self.0.is_null() { Err(CUresult::INVALID_VALUE) } else { Ok(()) }
+        if self.is_null() { Err(CUresult::INVALID_VALUE) } else { Ok(()) }
     }
 
-    /// The same pointer, to be read.
-    pub(crate) fn as_input(&self) -> In<T> {
-        In(self.0.cast_const())
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
     }
 
     /// Writes `value` if there is somewhere to write.
@@ -114,30 +114,31 @@ impl<T> Out<T> {
         }
     }
 
-    /// Reads what the caller left there.
-    pub(crate) fn before(&self) -> Answer<T>
-    where
-        T: Copy,
-    {
-        self.as_input().read()
+    /// The same pointer, to be read.
+    ///
+    /// # Safety
+    /// It is null, or what the call reads is there.
+    pub(crate) unsafe fn as_input(&self) -> In<T> {
+        In(self.0.cast_const())
     }
 }
 
 impl Out<c_void> {
     /// An output that is known to be a `T` by the call's other arguments.
-    pub(crate) fn of<T>(self) -> Out<T> {
+    ///
+    /// # Safety
+    /// It is null or valid for writing a `T`.
+    pub(crate) unsafe fn of<T>(self) -> Out<T> {
         Out(self.0.cast())
-    }
-
-    /// Where `index` elements on of an array of pointers points to.
-    pub(crate) fn nth(array: &In<*mut c_void>, index: usize) -> Answer<Self> {
-        array.nth(index).map(Self)
     }
 }
 
-impl Out<std::ffi::c_char> {
+impl Out<c_char> {
     /// Writes as much of `text` as fits in `length` bytes, with its NUL.
-    pub(crate) fn text(self, text: &str, length: i32) -> Answer {
+    ///
+    /// # Safety
+    /// It is null or valid for writing `length` bytes.
+    pub(crate) unsafe fn text(self, text: &str, length: i32) -> Answer {
         let room = usize::try_from(length).unwrap_or(0);
         if self.0.is_null() || room == 0 {
             return Err(CUresult::INVALID_VALUE);
@@ -151,12 +152,13 @@ impl Out<std::ffi::c_char> {
     }
 }
 
-/// What a call is to read: null, or valid for that while the call runs.
+/// What a call is to read: null, or a `T` while the call runs.
 pub(crate) struct In<T>(*const T);
 
 impl<T> In<T> {
     /// # Safety
-    /// `pointer` is null or valid for reading as many `T` as the call's other arguments say.
+    /// `pointer` is null or valid for reading a `T` as long as this lives. Where the call's other arguments say how
+    /// many there are, or of what type, nothing but [`all`](Self::all) reads it.
     pub(crate) unsafe fn new(pointer: *const T) -> Self {
         Self(pointer)
     }
@@ -170,18 +172,21 @@ impl<T> In<T> {
 impl<T: Copy> In<T> {
     /// The value; 1 for null.
     pub(crate) fn read(&self) -> Answer<T> {
-        self.nth(0)
-    }
-
-    /// One of several.
-    pub(crate) fn nth(&self, index: usize) -> Answer<T> {
         self.required()?;
         // SAFETY: not null, so valid for reads as `new` was promised; C callers may not have aligned it.
-        Ok(unsafe { self.0.wrapping_add(index).read_unaligned() })
+        Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// All of `count`.
-    pub(crate) fn all(&self, count: usize) -> Answer<Vec<T>> {
-        (0..count).map(|index| self.nth(index)).collect()
+    /// All of `count`; 1 for null, unless there are none.
+    ///
+    /// # Safety
+    /// It is null or valid for reading that many.
+    pub(crate) unsafe fn all(&self, count: usize) -> Answer<Vec<T>> {
+        if count > 0 {
+            self.required()?;
+        }
+        // SAFETY: not null, and the caller vouches for that many; C callers may not have aligned them.
+        let read = |index| unsafe { self.0.wrapping_add(index).read_unaligned() };
+        Ok((0..count).map(read).collect())
     }
 }

@@ -67,9 +67,14 @@ pub(crate) fn import(
     }
     let mut location = found.location();
     if location.location_type == CUmemLocationType::DEVICE {
-        location.id = session.shared.machine.ordinal_of(found.uuid()).unwrap_or(HIDDEN);
+        location.id = match session.shared.machine.ordinal_of(found.uuid()) {
+            Some(ordinal) => ordinal,
+            None if session.policy.hidden_memory_imports => HIDDEN,
+            None => return Err(CUresult::INVALID_DEVICE),
+        };
     }
-    let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    let mut properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    properties.alloc_flags = found.flags();
     let memory = Memory::imported(&found, properties).map_err(|_| CUresult::OUT_OF_MEMORY)?;
     // Memory that was made here, and that only a descriptor held, is counted here as long as it lives.
     let memory_id = session.add_physical(Arc::new(memory), Home::Foreign);

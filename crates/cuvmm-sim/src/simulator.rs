@@ -12,10 +12,7 @@ use crate::machine::Machine;
 use crate::session::{Answer, Session};
 use crate::state::{Home, State};
 use crate::stream::Kind;
-
-/// How long the counts wait for memory that only descriptors hold: a child process that some thread is starting has
-/// copies of all of them, until it executes its program.
-const MOMENT: Duration = Duration::from_millis(50);
+use crate::thread;
 
 /// A simulated CUDA driver: not a GPU, and never a fallback for one.
 ///
@@ -78,7 +75,7 @@ impl Shared {
 
     /// Whether this process was forked from the one that called cuInit. Asked before any lock is touched, as
     /// another thread may have held it when the process forked.
-    fn is_forked(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         !matches!(self.process.load(Ordering::Acquire), 0) && !self.is_ours()
     }
 
@@ -118,10 +115,9 @@ impl Simulator {
         &self.shared().machine
     }
 
-    /// What is alive. Waits a moment for descriptors of memory that has nothing else, as
-    /// [`physical_bytes`](Self::physical_bytes) does.
+    /// What is alive, at this moment: see [`wait_released`](Self::wait_released) where another process ended.
     pub fn live(&self) -> Live {
-        let mut state = self.settled();
+        let mut state = self.shared().lock();
         let devices = 0..self.machine().devices.len() as i32;
         let device_bytes = devices
             .map(|ordinal| (ordinal, state.used_by(Home::Device(ordinal))))
@@ -154,10 +150,11 @@ impl Simulator {
         self.shared().lock().violations.clear();
     }
 
-    /// The calls made since the start or the last [`clear_calls`](Self::clear_calls), in order. Calls before cuInit
-    /// or in a forked process are not among them.
+    /// The calls made since the start or the last [`clear_calls`](Self::clear_calls), in order: the last 262,144
+    /// where there were more. Calls before cuInit, after [`shut_down`](Self::shut_down) or in a forked process are
+    /// not among them, nor are those of the driver's version and of the names and texts of codes.
     pub fn calls(&self) -> Vec<Call> {
-        self.shared().lock().calls.clone()
+        self.shared().lock().calls.iter().copied().collect()
     }
 
     /// Forgets the calls so far.
@@ -170,42 +167,50 @@ impl Simulator {
         self.shared().lock().virtual_mapping_at(address.0).is_some()
     }
 
-    /// The bytes of physical memory of a device that were made here and that anything, anywhere on this host, holds.
-    /// Where that is only descriptors, it waits a moment first: a child process that another thread is starting has
-    /// copies of all of them until it executes its program.
+    /// The bytes of physical memory of a device that were made here and that anything, anywhere on this host, holds
+    /// at this moment: see [`wait_released`](Self::wait_released) where another process ended.
     pub fn physical_bytes(&self, ordinal: i32) -> usize {
-        self.settled().used_by(Home::Device(ordinal))
+        self.shared().lock().used_by(Home::Device(ordinal))
     }
 
-    /// The state, when no memory is held by descriptors alone, or after a moment.
-    fn settled(&self) -> MutexGuard<'_, State> {
-        let until = Instant::now() + MOMENT;
-        loop {
-            let mut state = self.shared().lock();
-            if !state.is_held() || Instant::now() >= until {
-                return state;
+    /// Waits until no memory that was made here is held by descriptors or other processes alone; whether that came
+    /// before the deadline.
+    ///
+    /// For after another process closed what it shared, or ended. It is also of use where this process merely starts
+    /// others: a child has copies of all descriptors until it executes its program, whatever they are marked with.
+    #[must_use]
+    pub fn wait_released(&self, deadline: Instant) -> bool {
+        while self.shared().lock().is_held() {
+            if Instant::now() >= deadline {
+                return false;
             }
-            drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
+        true
     }
 
     /// The bytes at a device address, whoever is granted what; none unless all of it is mapped. No call is made.
     pub fn peek(&self, address: CUdeviceptr, bytes: usize) -> Option<Vec<u8>> {
         let state = self.shared().lock();
         let end = address.checked_add(bytes)?.0;
-        let mut seen = Vec::with_capacity(bytes);
+        let mut pieces = Vec::new();
         let mut at = address.0;
         while at < end {
             let (start, mapping) = state.mapping_at(at)?;
             let until = end.min(start + mapping.bytes);
-            seen.extend(mapping.memory.bytes_at((at - start) as usize, (until - at) as usize));
+            pieces.push((&mapping.memory, (at - start) as usize, (until - at) as usize));
             at = until;
+        }
+        let mut seen = Vec::new();
+        seen.try_reserve_exact(bytes).ok()?;
+        for (memory, offset, length) in pieces {
+            seen.extend(memory.bytes_at(offset, length));
         }
         Some(seen)
     }
 
-    /// Makes every later call answer 4, as a driver does while its process ends.
+    /// Makes every later call answer 4, as a driver does while its process ends: all but those of the driver's
+    /// version and of the names and texts of codes, which no state of the driver touches.
     pub fn shut_down(&self) {
         self.shared().lock().shut_down = true;
     }
@@ -239,8 +244,9 @@ impl Simulator {
         if session.shut_down {
             return Err(CUresult::DEINITIALIZED);
         }
-        session.calls.push(call);
+        session.log(call);
         let thread = session.thread;
+        thread::meet(shared, &mut session, thread);
         if session.threads.get(&thread).is_some_and(|thread| thread.callback.is_some()) {
             session.violation("a call in a host function");
             if !is_tolerated_in_host_function(call) {

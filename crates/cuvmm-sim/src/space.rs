@@ -6,25 +6,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use crate::memory::View;
-
-/// Where the simulators of a process begin to look for addresses, each this far from the last.
-const ARENA: u64 = 0x0100_0000_0000;
-const ARENA_STEP: u64 = 32 << 30;
-const ARENAS: u64 = 224;
-/// Where they look for large ranges, so that these leave the largest gap whole.
-const LARGE_ARENA: u64 = 0x0800_0000_0000;
-const LARGE: u64 = 8 << 30;
-/// How many places are tried before the kernel chooses.
-const ATTEMPTS: usize = 64;
-
-/// The start of the next simulator's arena.
-static NEXT_ARENA: AtomicU64 = AtomicU64::new(0);
 
 /// Addresses that are reserved, untouchable, until this is dropped.
 #[derive(Debug)]
@@ -58,7 +44,7 @@ impl Range {
     }
 
     /// Reserves addresses that the kernel chooses, aligned.
-    fn anywhere(bytes: u64, alignment: u64) -> Result<Self, NoRange> {
+    pub(crate) fn anywhere(bytes: u64, alignment: u64) -> Result<Self, NoRange> {
         let over = bytes.checked_add(alignment).ok_or(NoRange::Exhausted)?;
         let given = reserve(0, over, MapFlags::empty()).map_err(|_| NoRange::Exhausted)?;
         let start = align_up(given, alignment).ok_or(NoRange::Exhausted)?;
@@ -99,38 +85,6 @@ fn pointer(address: u64) -> *mut c_void {
 /// The next multiple of `alignment`, a power of two.
 pub(crate) fn align_up(address: u64, alignment: u64) -> Option<u64> {
     Some(address.checked_add(alignment - 1)? & !(alignment - 1))
-}
-
-/// Where a simulator looks for addresses next.
-#[derive(Debug)]
-pub(crate) struct Placer {
-    small: u64,
-    large: u64,
-}
-
-impl Placer {
-    pub(crate) fn new() -> Self {
-        let arena = NEXT_ARENA.fetch_add(1, Ordering::Relaxed) % ARENAS;
-        Self { small: ARENA + arena * ARENA_STEP, large: LARGE_ARENA }
-    }
-
-    /// Reserves `bytes` somewhere, aligned.
-    pub(crate) fn place(&mut self, bytes: u64, alignment: u64) -> Result<Range, NoRange> {
-        let cursor = if bytes >= LARGE { &mut self.large } else { &mut self.small };
-        let mut from = *cursor;
-        for _ in 0..ATTEMPTS {
-            let Some(start) = align_up(from, alignment) else { break };
-            match Range::at(start, bytes) {
-                Ok(range) => {
-                    *cursor = start + bytes;
-                    return Ok(range);
-                }
-                Err(NoRange::Taken) => from = start.saturating_add(bytes),
-                Err(NoRange::Exhausted) => break,
-            }
-        }
-        Range::anywhere(bytes, alignment)
-    }
 }
 
 /// What the host may do.

@@ -1,6 +1,6 @@
 //! What a simulated driver knows, and the questions that its rules ask of two ordered maps.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
@@ -11,17 +11,25 @@ use crate::capture::{Capture, Graph};
 use crate::context::{Context, Primary};
 use crate::live::Violation;
 use crate::memory::{Memory, MemoryFile};
+use crate::placer::Placer;
 use crate::policy::Policy;
 use crate::session::Answer;
-use crate::space::{Placer, Range};
+use crate::space::Range;
 use crate::stream::{Event, Pending, Stream};
+use crate::thread::Thread;
 use crate::work::Work;
+
+/// How many calls the log keeps.
+pub(crate) const LOGGED: usize = 1 << 18;
+/// How many numbers of what ended with a context are kept.
+const REMEMBERED: usize = 1024;
 
 /// Everything behind the lock.
 pub(crate) struct State {
     pub(crate) policy: Policy,
-    pub(crate) placer: Placer,
     pub(crate) reservations: BTreeMap<u64, Reservation>,
+    /// Behind the reservations, so that its arena is given back after they are.
+    pub(crate) placer: Placer,
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) handles: HashMap<u64, Handle>,
     pub(crate) physical: BTreeMap<u64, Physical>,
@@ -38,8 +46,8 @@ pub(crate) struct State {
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) executables: BTreeMap<u64, Arc<[Work]>>,
     pub(crate) violations: Vec<Violation>,
-    pub(crate) calls: Vec<Call>,
-    pub(crate) initialized: bool,
+    pub(crate) calls: VecDeque<Call>,
+    pub(crate) ended: Ended,
     pub(crate) shut_down: bool,
     pub(crate) stopped: bool,
     next: u64,
@@ -106,14 +114,22 @@ pub(crate) struct Held {
     pub(crate) bytes: usize,
 }
 
-/// What belongs to a thread.
+/// The numbers of contexts, and of streams and events that went with theirs: the last ones, so that the list stays
+/// short however long a simulation lasts.
 #[derive(Default)]
-pub(crate) struct Thread {
-    /// Its contexts, the current one last.
-    pub(crate) stack: Vec<u64>,
-    pub(crate) mode: CUstreamCaptureMode,
-    /// The stream whose host function it runs.
-    pub(crate) callback: Option<u64>,
+pub(crate) struct Ended(VecDeque<u64>);
+
+impl Ended {
+    pub(crate) fn add(&mut self, number: u64) {
+        if self.0.len() == REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back(number);
+    }
+
+    pub(crate) fn contains(&self, number: &u64) -> bool {
+        self.0.contains(number)
+    }
 }
 
 /// A piece of memory that an address range leads to.
@@ -127,8 +143,8 @@ impl State {
     pub(crate) fn new(policy: Policy) -> Self {
         Self {
             policy,
-            placer: Placer::new(),
             reservations: BTreeMap::new(),
+            placer: Placer::new(),
             mappings: BTreeMap::new(),
             handles: HashMap::new(),
             physical: BTreeMap::new(),
@@ -145,8 +161,8 @@ impl State {
             graphs: BTreeMap::new(),
             executables: BTreeMap::new(),
             violations: Vec::new(),
-            calls: Vec::new(),
-            initialized: false,
+            calls: VecDeque::new(),
+            ended: Ended::default(),
             shut_down: false,
             stopped: false,
             next: 0x5_0000,
@@ -157,6 +173,14 @@ impl State {
     pub(crate) fn number(&mut self) -> u64 {
         self.next += 0x10;
         self.next
+    }
+
+    /// Logs a call, at the expense of the oldest where there are too many.
+    pub(crate) fn log(&mut self, call: Call) {
+        if self.calls.len() == LOGGED {
+            self.calls.pop_front();
+        }
+        self.calls.push_back(call);
     }
 
     pub(crate) fn note(&mut self, call: Call, text: String) {
@@ -311,10 +335,6 @@ impl State {
     pub(crate) fn used_by(&mut self, home: Home) -> usize {
         self.is_held();
         self.used.get(&home).copied().unwrap_or(0)
-    }
-
-    pub(crate) fn thread(&mut self, id: ThreadId) -> &mut Thread {
-        self.threads.entry(id).or_default()
     }
 
     /// Forgets everything, which unmaps and closes it.

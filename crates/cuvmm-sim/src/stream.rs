@@ -4,7 +4,7 @@
 //! and those that its stream's kind or an event makes it wait for; as these all have lower numbers, there is always
 //! one that can start.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use cuvmm_driver::CUresult;
@@ -113,6 +113,47 @@ impl State {
         }
     }
 
+    /// Whether one of `jobs` is `first`, or can't end before it does.
+    fn comes_after(&self, jobs: &[u64], first: u64) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut open = jobs.to_vec();
+        while let Some(number) = open.pop() {
+            if number == first {
+                return true;
+            }
+            if seen.insert(number) {
+                open.extend(self.before(number));
+            }
+        }
+        false
+    }
+
+    /// The jobs that have to end before this one can.
+    fn before(&self, number: u64) -> Vec<u64> {
+        let of = |stream: &Stream| stream.queue.iter().map(|job| job.number).collect::<Vec<_>>();
+        let found = self.streams.iter().find(|(_, stream)| of(stream).contains(&number));
+        let Some((id, stream)) = found else { return Vec::new() };
+        let waits = |other: &Stream| match (stream.kind, other.kind) {
+            (Kind::Legacy, kind) => kind != Kind::Legacy && other.blocking,
+            (_, Kind::Legacy) => stream.blocking,
+            _ => false,
+        };
+        let others = self
+            .streams
+            .iter()
+            .filter(|(other, found)| *other == id || (found.context == stream.context && waits(found)));
+        let mut before: Vec<u64> = others.flat_map(|(_, stream)| of(stream)).filter(|&job| job < number).collect();
+        if let Some(Job { work: Work::Wait { number }, .. }) = stream.queue.iter().find(|job| job.number == number) {
+            before.push(*number);
+        }
+        // A host function that runs ends after what it waits for.
+        if stream.queue.front().is_some_and(|job| job.number == number) {
+            let running = self.threads.values().filter(|thread| thread.callback == Some(*id));
+            before.extend(running.flat_map(|thread| &thread.awaits));
+        }
+        before
+    }
+
     /// Takes the first job if `inline` says that it is the asking thread's and it may start.
     pub(crate) fn step(&mut self, id: u64, inline: bool) -> Step {
         let Some(stream) = self.streams.get(&id) else { return Step::End };
@@ -150,7 +191,7 @@ impl State {
             self.streams.remove(&id);
         }
         if let Some(part) = part {
-            self.invalidate(part.capture);
+            self.abandon(id, &part);
         }
     }
 }
@@ -162,6 +203,7 @@ impl Session<'_> {
             let id = stream.0.addr() as u64;
             return match self.streams.get(&id) {
                 Some(found) if !found.destroyed && found.kind == Kind::Made => Ok(id),
+                _ if self.ended.contains(&id) => Err(CUresult::CONTEXT_IS_DESTROYED),
                 _ => {
                     self.violation(format!("stream {id:#x} is not alive"));
                     Err(CUresult::INVALID_HANDLE)
@@ -234,18 +276,28 @@ impl Session<'_> {
             .collect()
     }
 
-    /// Refuses what would never end: waiting, in a host function, for the stream that runs it.
+    /// Refuses what would never end: waiting, in a host function, for work that comes after it.
     fn refuse_own_stream(&mut self, awaited: &[u64]) -> Answer {
         let thread = self.thread;
         let own = self.thread(thread).callback.and_then(|stream| self.streams.get(&stream));
         let own = own.and_then(|stream| stream.queue.front()).map(|job| job.number);
         match own {
-            Some(own) if awaited.iter().any(|&number| number >= own && self.pending.contains_key(&number)) => {
+            Some(own) if self.comes_after(awaited, own) => {
                 self.violation("a host function waits for its own stream, which hangs a real driver");
                 Err(CUresult::NOT_PERMITTED)
             }
             _ => Ok(()),
         }
+    }
+
+    /// Waits, noting for which jobs if it is a host function that does.
+    fn wait_for_all(&mut self, awaited: Vec<u64>) -> Answer {
+        self.refuse_own_stream(&awaited)?;
+        let thread = self.thread;
+        self.thread(thread).awaits.clone_from(&awaited);
+        self.wait_until(|state| awaited.iter().all(|number| !state.pending.contains_key(number)));
+        self.thread(thread).awaits.clear();
+        Ok(())
     }
 }
 
@@ -299,8 +351,7 @@ pub(crate) fn synchronize(session: &mut Session<'_>, stream: CUstream) -> Answer
     let (id, context) = session.working_stream(stream)?;
     capture::refuse_wait(session, Some(id))?;
     let awaited = session.awaited(id);
-    session.refuse_own_stream(&awaited)?;
-    session.wait_until(|state| awaited.iter().all(|number| !state.pending.contains_key(number)));
+    session.wait_for_all(awaited)?;
     intact(session, context)
 }
 
@@ -322,6 +373,9 @@ pub(crate) fn device(session: &mut Session<'_>, stream: CUstream) -> Answer<CUde
 /// The event that a call names.
 fn named(session: &mut Session<'_>, event: CUevent) -> Answer<u64> {
     let id = event.0.addr() as u64;
+    if session.ended.contains(&id) {
+        return Err(CUresult::CONTEXT_IS_DESTROYED);
+    }
     if !session.events.contains_key(&id) {
         session.violation(format!("event {id:#x} is not alive"));
         return Err(CUresult::INVALID_HANDLE);
@@ -387,8 +441,7 @@ pub(crate) fn event_query(session: &mut Session<'_>, event: CUevent) -> Answer {
 pub(crate) fn event_synchronize(session: &mut Session<'_>, event: CUevent) -> Answer {
     let (context, last) = asked(session, event)?;
     if let Some(number) = last {
-        session.refuse_own_stream(&[number])?;
-        session.wait_for(number);
+        session.wait_for_all(vec![number])?;
     }
     intact(session, context)
 }

@@ -2,7 +2,8 @@
 //!
 //! # Safety
 //! Host pointers are valid by the promise of whoever submitted the work: a call with a host destination returns
-//! after it was written, and host sources are copied when the call is made.
+//! after it was written, and host sources are copied when the call is made. In captured work both are only noted:
+//! they are read and written when the graph runs, and their validity until then is the promise of who launches it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -85,6 +86,12 @@ pub(crate) struct HostCall {
 unsafe impl Send for HostCall {}
 // SAFETY: as above.
 unsafe impl Sync for HostCall {}
+
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<HostPointer>();
+    is_send_and_sync::<HostCall>();
+};
 
 /// Work, by what its addresses led to when it started.
 pub(crate) enum Ready {

@@ -1,21 +1,25 @@
 //! What must hold between processes: memory is really shared, outlives its maker, and is given back by the kernel.
 //!
-//! The second process is this test binary again, told by a variable which part to play; an exported descriptor is
-//! its standard input.
+//! The second process is the test again, told by a variable to play the peer; an exported descriptor is its standard
+//! input.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::multiple_unsafe_ops_per_block, reason = "tests")]
 
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{Driver, RawDriver};
 use cuvmm_sim::{Machine, Simulator};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 const UNIT: usize = 2 << 20;
-const ROLE: &str = "CUVMM_SIM_TEST_ROLE";
+/// How long other processes may take to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Names the test whose peer this process is.
+const PEER: &str = "CUVMM_SIM_TEST_PEER";
 
 fn start() -> (Simulator, Driver) {
     let simulator = Simulator::new(Machine::h200());
@@ -66,17 +70,24 @@ fn pattern(seed: u8) -> Vec<u8> {
     (0..UNIT).map(|index| (index % 249) as u8 ^ seed).collect()
 }
 
-/// Another process, in some role.
+/// Whether this process is the peer of a test.
+fn is_peer_of(test: &str) -> bool {
+    // The harness writes the test's name before; what is said begins on a line of its own.
+    println!();
+    std::env::var(PEER).is_ok_and(|named| named == test)
+}
+
+/// Another process, in which the same test plays the peer. It is killed when this is dropped.
 struct Peer {
     child: Child,
     lines: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    fn start(role: &str, input: Stdio) -> Self {
+    fn start(test: &str, input: Stdio) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "second_process", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(PEER, test)
             .stdin(input)
             .stdout(Stdio::piped())
             .spawn()
@@ -107,65 +118,10 @@ impl Peer {
     }
 }
 
-#[test]
-#[ignore = "the other process of the other tests"]
-fn second_process() {
-    // The harness writes the test's name before; what is said begins on a line of its own.
-    println!();
-    match std::env::var(ROLE).unwrap().as_str() {
-        "import" => {
-            let (simulator, driver) = start();
-            let imported = driver.mem_import_posix_fd(input().as_fd_ref()).unwrap();
-            let address = map(&driver, imported);
-            assert!(read(&driver, address) == pattern(1));
-            write(&driver, address, &pattern(2));
-            assert_eq!(simulator.physical_bytes(0), 0, "counted where it was made");
-        }
-        "hold" => {
-            let (_simulator, driver) = start();
-            let imported = driver.mem_import_posix_fd(input().as_fd_ref()).unwrap();
-            map(&driver, imported);
-            println!("holding");
-            std::thread::park();
-        }
-        "make" => {
-            let (_simulator, driver) = start();
-            let handle = make(&driver);
-            let address = map(&driver, handle);
-            write(&driver, address, &pattern(3));
-            println!("made {}", export(&driver, handle).into_raw());
-            std::thread::park();
-        }
-        "limit" => {
-            let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
-            rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
-            let (simulator, driver) = start();
-            let handle = make(&driver);
-            let mut open = Vec::new();
-            let error = loop {
-                // SAFETY: the handle is alive.
-                match unsafe { driver.mem_export_posix_fd(handle) } {
-                    Ok(fd) => open.push(fd),
-                    Err(error) => break error,
-                }
-            };
-            assert_eq!(error.code().unwrap().0, 304);
-            assert!(open.len() > 40);
-            let fd = open.pop().unwrap();
-            open.clear();
-            assert!(driver.mem_import_posix_fd(fd.as_fd_ref()).is_ok());
-            assert!(simulator.violations().is_empty());
-        }
-        "number" => {
-            let (_simulator, driver) = start();
-            let handle = make(&driver);
-            // SAFETY: nobody uses the standard input here.
-            drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(0) });
-            let exported = export(&driver, handle);
-            assert_ne!(exported.as_raw_fd(), 0);
-            assert!(driver.mem_import_posix_fd(exported.as_fd_ref()).is_ok());
-        }
-        other => panic!("no role {other}"),
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -174,73 +130,139 @@ fn input() -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3).unwrap()
 }
 
-/// Short forms.
-trait Descriptor {
-    fn as_fd_ref(&self) -> std::os::fd::BorrowedFd<'_>;
-    fn into_raw(self) -> i32;
-}
-
-impl Descriptor for OwnedFd {
-    fn as_fd_ref(&self) -> std::os::fd::BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(self)
-    }
-
-    fn into_raw(self) -> i32 {
-        std::os::fd::IntoRawFd::into_raw_fd(self)
-    }
+/// Limits this process for good.
+fn limit(resource: Resource, most: u64) {
+    setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
 }
 
 #[test]
 fn another_process_sees_the_bytes_and_is_seen() {
+    const TEST: &str = "another_process_sees_the_bytes_and_is_seen";
     let (simulator, driver) = start();
+    if is_peer_of(TEST) {
+        let imported = driver.mem_import_posix_fd(input().as_fd()).unwrap();
+        let address = map(&driver, imported);
+        assert!(read(&driver, address) == pattern(1));
+        write(&driver, address, &pattern(2));
+        assert_eq!(simulator.physical_bytes(0), 0, "counted where it was made");
+        println!("done");
+        return;
+    }
     let handle = make(&driver);
     let address = map(&driver, handle);
     write(&driver, address, &pattern(1));
-    Peer::start("import", export(&driver, handle).into()).ends_well();
+    let mut peer = Peer::start(TEST, export(&driver, handle).into());
+    peer.says("done");
+    peer.ends_well();
     assert!(read(&driver, address) == pattern(2));
     assert!(simulator.violations().is_empty());
 }
 
 #[test]
 fn memory_is_held_by_an_importer_until_that_dies() {
+    const TEST: &str = "memory_is_held_by_an_importer_until_that_dies";
     let (simulator, driver) = start();
+    if is_peer_of(TEST) {
+        let imported = driver.mem_import_posix_fd(input().as_fd()).unwrap();
+        map(&driver, imported);
+        println!("holding");
+        std::thread::park();
+    }
     let handle = make(&driver);
-    let mut peer = Peer::start("hold", export(&driver, handle).into());
+    let mut peer = Peer::start(TEST, export(&driver, handle).into());
     peer.says("holding");
     // SAFETY: the handle is alive, and given back once.
     unsafe { driver.mem_release(handle) }.unwrap();
     assert_eq!(simulator.physical_bytes(0), UNIT);
+    assert!(!simulator.wait_released(Instant::now()), "the peer holds it");
     peer.kill();
-    // Children that other tests fork meanwhile hold copies of what is open here, for as long as they live.
-    let until = Instant::now() + Duration::from_secs(20);
-    while simulator.physical_bytes(0) > 0 {
-        assert!(Instant::now() < until, "the memory is still held");
-        std::thread::yield_now();
-    }
+    assert!(simulator.wait_released(Instant::now() + PATIENCE));
     assert!(simulator.live().device_bytes.is_empty());
 }
 
 #[test]
 fn a_descriptor_outlives_a_killed_maker() {
-    let mut peer = Peer::start("make", Stdio::null());
+    const TEST: &str = "a_descriptor_outlives_a_killed_maker";
+    let (_simulator, driver) = start();
+    if is_peer_of(TEST) {
+        let handle = make(&driver);
+        let address = map(&driver, handle);
+        write(&driver, address, &pattern(3));
+        println!("made {}", export(&driver, handle).into_raw_fd());
+        std::thread::park();
+    }
+    let mut peer = Peer::start(TEST, Stdio::null());
     let number = peer.says("made");
     let path = format!("/proc/{}/fd/{number}", peer.child.id());
     let fd: OwnedFd = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap().into();
     peer.kill();
-    let (_simulator, driver) = start();
-    let address = map(&driver, driver.mem_import_posix_fd(fd.as_fd_ref()).unwrap());
+    let address = map(&driver, driver.mem_import_posix_fd(fd.as_fd()).unwrap());
     drop(fd);
     assert!(read(&driver, address) == pattern(3));
 }
 
 #[test]
 fn the_limit_of_open_files_answers_304() {
-    Peer::start("limit", Stdio::null()).ends_well();
+    const TEST: &str = "the_limit_of_open_files_answers_304";
+    if !is_peer_of(TEST) {
+        let mut peer = Peer::start(TEST, Stdio::null());
+        peer.says("done");
+        return peer.ends_well();
+    }
+    limit(Resource::Nofile, 64);
+    let (simulator, driver) = start();
+    let handle = make(&driver);
+    let mut open = Vec::new();
+    let error = loop {
+        // SAFETY: the handle is alive.
+        match unsafe { driver.mem_export_posix_fd(handle) } {
+            Ok(fd) => open.push(fd),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code().unwrap().0, 304);
+    assert!(open.len() > 40);
+    let fd = open.pop().unwrap();
+    open.clear();
+    assert!(driver.mem_import_posix_fd(fd.as_fd()).is_ok());
+    assert!(simulator.violations().is_empty());
+    println!("done");
+}
+
+#[test]
+fn a_limit_of_file_sizes_answers_304_and_ends_nobody() {
+    const TEST: &str = "a_limit_of_file_sizes_answers_304_and_ends_nobody";
+    if !is_peer_of(TEST) {
+        let mut peer = Peer::start(TEST, Stdio::null());
+        peer.says("done");
+        return peer.ends_well();
+    }
+    limit(Resource::Fsize, 1 << 20);
+    let (simulator, driver) = start();
+    let of = |kind| CUmemAllocationProp::pinned(CUmemLocation::device(0), kind);
+    let error = driver.mem_create(UNIT, &of(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR)).unwrap_err();
+    assert_eq!(error.code().unwrap().0, 304);
+    assert!(driver.mem_create(UNIT, &of(CUmemAllocationHandleType::NONE)).is_ok(), "what needs no file");
+    assert_eq!((simulator.live().allocations, simulator.physical_bytes(0)), (1, UNIT));
+    println!("done");
 }
 
 #[test]
 fn a_descriptor_is_never_number_0() {
-    Peer::start("number", Stdio::null()).ends_well();
+    const TEST: &str = "a_descriptor_is_never_number_0";
+    if !is_peer_of(TEST) {
+        let mut peer = Peer::start(TEST, Stdio::null());
+        peer.says("done");
+        return peer.ends_well();
+    }
+    let (_simulator, driver) = start();
+    let handle = make(&driver);
+    // SAFETY: nobody uses the standard input here.
+    drop(unsafe { OwnedFd::from_raw_fd(0) });
+    let exported = export(&driver, handle);
+    assert_ne!(exported.as_raw_fd(), 0);
+    assert!(driver.mem_import_posix_fd(exported.as_fd()).is_ok());
+    println!("done");
 }
 
 #[test]

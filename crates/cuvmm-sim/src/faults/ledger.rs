@@ -9,8 +9,8 @@ use crate::live::Live;
 
 /// Counts what successful calls left alive, and all calls. Clones share the counts.
 ///
-/// It sees results alone, not the driver: bytes are not counted, and what an imported handle is released with is
-/// not told from others.
+/// It sees results alone, not the driver: bytes are not counted, what an imported handle is released with is not
+/// told from others, and what goes with a context that is reset stays counted: its streams, events and plain memory.
 ///
 /// ```
 /// use cuvmm_driver::{Call, Driver, Hooked};

@@ -40,14 +40,15 @@ struct Plan {
 }
 
 struct Rule {
-    call: Call,
+    /// None for any call.
+    call: Option<Call>,
     when: When,
     failure: Failure,
     which: Which,
 }
 
 /// Looks at a call's arguments.
-type Predicate = Box<dyn Fn(&[u64]) -> bool + Send>;
+type Predicate = Arc<dyn Fn(&[u64]) -> bool + Send + Sync>;
 
 enum Which {
     /// After so many more of these calls; none once it fired.
@@ -65,12 +66,37 @@ impl Faults {
     /// Makes the `nth` call from now of that name fail once with `code`. 1 is the next; 0, and a `code` of success,
     /// plan nothing.
     pub fn fail(&self, call: Call, nth: usize, code: CUresult, when: When) {
-        self.add(call, code, when, Which::Left(nth.checked_sub(1)));
+        self.add(Some(call), code, when, Which::Left(nth.checked_sub(1)));
     }
 
-    /// Makes each call of that name fail whose arguments, as in [`Invocation::arguments`], satisfy `matches`.
-    pub fn fail_when(&self, call: Call, matches: impl Fn(&[u64]) -> bool + Send + 'static, code: CUresult, when: When) {
-        self.add(call, code, when, Which::Matching(Box::new(matches)));
+    /// Makes the `nth` call from now fail once with `code`, whatever it is called. 1 is the next; 0, and a `code` of
+    /// success, plan nothing. What no hook sees is not counted.
+    ///
+    /// ```
+    /// use cuvmm_driver::{CUresult, Driver, Hooked};
+    /// use cuvmm_sim::{Faults, Machine, Simulator, When};
+    ///
+    /// let faults = Faults::new();
+    /// let driver = Driver::new(Hooked::new(Simulator::new(Machine::small()), faults.clone()))?;
+    /// faults.fail_any(1, CUresult::UNKNOWN, When::Before);
+    /// assert!(driver.mem_address_reserve(2 << 20, 0, Default::default()).is_err());
+    /// assert!(driver.mem_address_reserve(2 << 20, 0, Default::default()).is_ok());
+    /// # Ok::<(), cuvmm_driver::Error>(())
+    /// ```
+    pub fn fail_any(&self, nth: usize, code: CUresult, when: When) {
+        self.add(None, code, when, Which::Left(nth.checked_sub(1)));
+    }
+
+    /// Makes each call of that name fail whose arguments, as in [`Invocation::arguments`], satisfy `matches`, which
+    /// may itself plan, ask, or make calls.
+    pub fn fail_when(
+        &self,
+        call: Call,
+        matches: impl Fn(&[u64]) -> bool + Send + Sync + 'static,
+        code: CUresult,
+        when: When,
+    ) {
+        self.add(Some(call), code, when, Which::Matching(Arc::new(matches)));
     }
 
     /// Plans nothing more. What fired stays counted.
@@ -83,7 +109,7 @@ impl Faults {
         self.lock().fired
     }
 
-    fn add(&self, call: Call, code: CUresult, when: When, which: Which) {
+    fn add(&self, call: Option<Call>, code: CUresult, when: When, which: Which) {
         if let Some(failure) = Failure::new(code) {
             self.lock().rules.push(Rule { call, when, failure, which });
         }
@@ -94,23 +120,36 @@ impl Faults {
     }
 
     fn see(&self, invocation: &Invocation<'_>, when: When, may_fire: bool) -> Option<Failure> {
-        let mut plan = self.lock();
-        let mut failure = None;
-        for rule in plan.rules.iter_mut().filter(|rule| rule.call == invocation.call && rule.when == when) {
-            let fires = match &mut rule.which {
-                Which::Matching(matches) => matches(invocation.arguments),
+        let due = self.lock().due(invocation.call, when);
+        if !may_fire {
+            return None;
+        }
+        let fires = |(_, matches): &(Failure, Option<Predicate>)| {
+            matches.as_ref().is_none_or(|matches| matches(invocation.arguments))
+        };
+        let (failure, _) = due.into_iter().find(fires)?;
+        self.lock().fired += 1;
+        Some(failure)
+    }
+}
+
+impl Plan {
+    /// Counts a call; the failures that are due to it, or are if their predicate says so.
+    fn due(&mut self, call: Call, when: When) -> Vec<(Failure, Option<Predicate>)> {
+        let mut due = Vec::new();
+        for rule in self.rules.iter_mut().filter(|rule| rule.call.is_none_or(|name| name == call) && rule.when == when)
+        {
+            match &mut rule.which {
+                Which::Matching(matches) => due.push((rule.failure, Some(matches.clone()))),
                 Which::Left(left) => {
-                    let now = *left == Some(0);
+                    if *left == Some(0) {
+                        due.push((rule.failure, None));
+                    }
                     *left = left.and_then(|left| left.checked_sub(1));
-                    now
                 }
-            };
-            if fires && may_fire {
-                failure = failure.or(Some(rule.failure));
             }
         }
-        plan.fired += usize::from(failure.is_some());
-        failure
+        due
     }
 }
 

@@ -225,6 +225,55 @@ fn attributes_describe_the_mapping_and_the_reservation_around_it() {
 }
 
 #[test]
+fn many_attributes_at_once_know_reserved_addresses_and_zero_others() {
+    let asked = [
+        CUpointer_attribute::RANGE_START_ADDR,
+        CUpointer_attribute::RANGE_SIZE,
+        CUpointer_attribute::MAPPED,
+        CUpointer_attribute::MEMORY_TYPE,
+    ];
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let range = gpu.reserve(2 * UNIT, 0, 0).unwrap();
+        let handle = gpu.create(UNIT).unwrap();
+        assert_eq!(gpu.map(range, UNIT, handle), 0);
+        let size = 2 * UNIT as u64;
+        let table =
+            [(range + 5, [range, size, 1, 2]), (range + UNIT as u64, [range, size, 0, 0]), (0x1234_5000, [0, 0, 0, 0])];
+        for (address, expected) in table {
+            assert_eq!(gpu.attributes(address, &asked), (0, expected.to_vec()), "{address:#x}");
+        }
+        let untouched = vec![u64::MAX; 2];
+        let unknown = [CUpointer_attribute::MAPPED, CUpointer_attribute(9999)];
+        assert_eq!(gpu.attributes(range, &unknown), (1, untouched), "a failure writes nothing");
+    }
+}
+
+#[test]
+fn only_plain_memory_is_capable_of_legacy_sharing() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let capable = CUpointer_attribute::IS_LEGACY_CUDA_IPC_CAPABLE;
+        let mut plain = CUdeviceptr(0);
+        // SAFETY: the output is a local.
+        assert_eq!(unsafe { gpu.raw().cuMemAlloc(&raw mut plain, 1) }.0, 0);
+        assert_eq!(gpu.attribute(plain.0, capable), Ok(1));
+        assert_eq!(gpu.attribute(gpu.buffer(UNIT).address, capable), Ok(0));
+    }
+}
+
+#[test]
+fn a_look_takes_nothing_for_what_is_not_mapped() {
+    let gpu = Gpu::strict();
+    let address = gpu.buffer(UNIT).address;
+    assert_eq!(gpu.simulator.peek(CUdeviceptr(address), 2).unwrap(), [0xA5; 2]);
+    for bytes in [UNIT + 1, 1 << 50, usize::MAX] {
+        assert!(gpu.simulator.peek(CUdeviceptr(address), bytes).is_none(), "{bytes:#x}");
+    }
+    assert!(gpu.simulator.peek(CUdeviceptr(0x1000), usize::MAX >> 1).is_none());
+}
+
+#[test]
 fn virtual_memory_is_not_plain_memory() {
     for gpu in Gpu::both() {
         let gpu = gpu.with_context();

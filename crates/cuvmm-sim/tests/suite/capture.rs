@@ -129,25 +129,26 @@ fn virtual_memory_calls_are_immediate_and_harm_no_capture() {
 fn a_wait_anywhere_kills_a_global_capture() {
     for (name, wait) in waits() {
         for elsewhere in [false, true] {
-            let gpu = Gpu::strict();
-            let context = gpu.enter(0);
-            let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
-            let event = gpu.event();
-            assert_eq!(gpu.begin(stream, GLOBAL), 0);
-            let code = std::thread::scope(|scope| match elsewhere {
-                false => wait(&gpu, other, event),
-                true => {
-                    let waiting = scope.spawn(|| {
-                        assert_eq!(gpu.set_current(context), 0);
-                        wait(&gpu, other, event)
-                    });
-                    waiting.join().unwrap()
-                }
-            });
-            assert_eq!(code, 900, "{name}");
-            assert_eq!(gpu.status(stream), Ok(2), "{name}");
-            assert_eq!(gpu.end(stream), Err(901), "{name}");
-            assert_eq!(gpu.status(stream), Ok(0), "an end ends it all the same");
+            for gpu in Gpu::both() {
+                let context = gpu.enter(0);
+                let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+                let event = gpu.event();
+                assert_eq!(gpu.begin(stream, GLOBAL), 0);
+                let code = std::thread::scope(|scope| match elsewhere {
+                    false => wait(&gpu, other, event),
+                    true => {
+                        let waiting = scope.spawn(|| {
+                            assert_eq!(gpu.set_current(context), 0);
+                            wait(&gpu, other, event)
+                        });
+                        waiting.join().unwrap()
+                    }
+                });
+                assert_eq!(code, 900, "{name}");
+                assert_eq!(gpu.status(stream), Ok(2), "{name}");
+                assert_eq!(gpu.end(stream), Err(901), "{name}");
+                assert_eq!(gpu.status(stream), Ok(0), "an end ends it all the same");
+            }
         }
     }
 }
@@ -155,20 +156,21 @@ fn a_wait_anywhere_kills_a_global_capture() {
 #[test]
 fn a_thread_local_capture_is_killed_by_its_own_thread_alone() {
     for (name, wait) in waits() {
-        let gpu = Gpu::strict();
-        let context = gpu.enter(0);
-        let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
-        let event = gpu.event();
-        assert_eq!(gpu.begin(stream, THREAD_LOCAL), 0);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                assert_eq!(gpu.set_current(context), 0);
-                assert_eq!(wait(&gpu, other, event), 0, "{name}");
+        for gpu in Gpu::both() {
+            let context = gpu.enter(0);
+            let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+            let event = gpu.event();
+            assert_eq!(gpu.begin(stream, THREAD_LOCAL), 0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert_eq!(gpu.set_current(context), 0);
+                    assert_eq!(wait(&gpu, other, event), 0, "{name}");
+                });
             });
-        });
-        assert_eq!(gpu.status(stream), Ok(1));
-        assert_eq!(wait(&gpu, other, event), 900, "{name}");
-        assert_eq!(gpu.end(stream), Err(901));
+            assert_eq!(gpu.status(stream), Ok(1));
+            assert_eq!(wait(&gpu, other, event), 900, "{name}");
+            assert_eq!(gpu.end(stream), Err(901));
+        }
     }
 }
 
@@ -176,16 +178,18 @@ fn a_thread_local_capture_is_killed_by_its_own_thread_alone() {
 fn a_relaxed_thread_waits_without_harm() {
     for mode in MODES {
         for (name, wait) in waits() {
-            let gpu = Gpu::measured().with_context();
-            let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
-            let event = gpu.event();
-            assert_eq!(gpu.begin(stream, mode), 0);
-            assert_eq!(gpu.exchange(RELAXED), GLOBAL);
-            assert_eq!(gpu.record(event, other), 0);
-            let code = wait(&gpu, other, event);
-            assert!([0, 600].contains(&code), "{name}: {code}");
-            assert_eq!(gpu.exchange(GLOBAL), RELAXED);
-            assert!(gpu.end(stream).is_ok(), "{name}");
+            for gpu in Gpu::both() {
+                let gpu = gpu.with_context();
+                let (stream, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+                let event = gpu.event();
+                assert_eq!(gpu.begin(stream, mode), 0);
+                assert_eq!(gpu.exchange(RELAXED), GLOBAL);
+                assert_eq!(gpu.record(event, other), 0);
+                let code = wait(&gpu, other, event);
+                assert!([0, 600].contains(&code), "{name}: {code}");
+                assert_eq!(gpu.exchange(GLOBAL), RELAXED);
+                assert!(gpu.end(stream).is_ok(), "{name}");
+            }
         }
     }
 }
@@ -194,21 +198,25 @@ fn a_relaxed_thread_waits_without_harm() {
 fn waiting_for_the_capturing_stream_itself_is_fatal_in_every_mode() {
     for mode in MODES {
         for wait in [Gpu::synchronize, Gpu::query] {
-            let gpu = Gpu::strict().with_context();
+            for gpu in Gpu::both() {
+                let gpu = gpu.with_context();
+                let stream = gpu.stream(NON_BLOCKING);
+                gpu.exchange(RELAXED);
+                assert_eq!(gpu.begin(stream, mode), 0);
+                assert_eq!(wait(&gpu, stream), 900);
+                assert_eq!(wait(&gpu, stream), 901, "it is lost already");
+                assert_eq!(gpu.end(stream), Err(901));
+            }
+        }
+        for gpu in Gpu::both() {
+            let gpu = gpu.with_context();
             let stream = gpu.stream(NON_BLOCKING);
             gpu.exchange(RELAXED);
             assert_eq!(gpu.begin(stream, mode), 0);
-            assert_eq!(wait(&gpu, stream), 900);
-            assert_eq!(wait(&gpu, stream), 901, "it is lost already");
+            // SAFETY: it takes nothing.
+            assert_eq!(unsafe { gpu.raw().cuCtxSynchronize() }.0, 900);
             assert_eq!(gpu.end(stream), Err(901));
         }
-        let gpu = Gpu::strict().with_context();
-        let stream = gpu.stream(NON_BLOCKING);
-        gpu.exchange(RELAXED);
-        assert_eq!(gpu.begin(stream, mode), 0);
-        // SAFETY: it takes nothing.
-        assert_eq!(unsafe { gpu.raw().cuCtxSynchronize() }.0, 900);
-        assert_eq!(gpu.end(stream), Err(901));
     }
 }
 
@@ -223,95 +231,107 @@ fn a_capture_on_a_blocking_stream_involves_the_legacy_one() {
     ];
     for mode in MODES {
         for (name, involve) in table {
-            let gpu = Gpu::strict().with_context();
-            let (stream, event) = (gpu.stream(CUstream_flags::DEFAULT), gpu.event());
-            gpu.exchange(RELAXED);
-            assert_eq!(gpu.begin(stream, mode), 0);
-            assert_eq!(gpu.status(CUstream::LEGACY), Err(906));
-            assert_eq!(gpu.status(stream), Ok(1), "asking harms nothing");
-            assert_eq!(involve(&gpu, event), 906, "{name}");
-            assert_eq!(gpu.end(stream), Err(901), "{name}");
-            assert_eq!(gpu.status(CUstream::LEGACY), Ok(0));
+            for gpu in Gpu::both() {
+                let gpu = gpu.with_context();
+                let (stream, event) = (gpu.stream(CUstream_flags::DEFAULT), gpu.event());
+                gpu.exchange(RELAXED);
+                assert_eq!(gpu.begin(stream, mode), 0);
+                assert_eq!(gpu.status(CUstream::LEGACY), Err(906));
+                assert_eq!(gpu.status(stream), Ok(1), "asking harms nothing");
+                assert_eq!(involve(&gpu, event), 906, "{name}");
+                assert_eq!(gpu.end(stream), Err(901), "{name}");
+                assert_eq!(gpu.status(CUstream::LEGACY), Ok(0));
+            }
         }
     }
 }
 
 #[test]
 fn the_legacy_stream_does_not_capture() {
-    let gpu = Gpu::strict().with_context();
-    assert_ne!(gpu.begin(CUstream::LEGACY, GLOBAL), 0);
-    assert_ne!(gpu.begin(CUstream::NULL, GLOBAL), 0);
-    let stream = gpu.stream(NON_BLOCKING);
-    assert_eq!(gpu.begin(stream, CUstreamCaptureMode(3)), 1);
-    assert_ne!(gpu.end(stream).unwrap_err(), 0, "nothing was begun");
-    assert_eq!(gpu.begin(CUstream::PER_THREAD, GLOBAL), 0);
-    assert!(gpu.end(CUstream::PER_THREAD).is_ok());
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        assert_eq!(gpu.begin(CUstream::LEGACY, GLOBAL), 1);
+        assert_eq!(gpu.begin(CUstream::NULL, GLOBAL), 1);
+        let stream = gpu.stream(NON_BLOCKING);
+        assert_eq!(gpu.begin(stream, CUstreamCaptureMode(3)), 1);
+        assert_eq!(gpu.end(stream), Err(401), "nothing was begun");
+        assert_eq!(gpu.begin(CUstream::PER_THREAD, GLOBAL), 0);
+        assert!(gpu.end(CUstream::PER_THREAD).is_ok());
+    }
 }
 
 #[test]
 fn an_end_is_for_the_thread_that_began_unless_relaxed() {
     for (mode, expected) in [(GLOBAL, Some(908)), (THREAD_LOCAL, Some(908)), (RELAXED, None)] {
-        let gpu = Gpu::strict().with_context();
-        let stream = gpu.stream(NON_BLOCKING);
-        assert_eq!(gpu.begin(stream, mode), 0);
-        let other = std::thread::scope(|scope| scope.spawn(|| gpu.end(stream).err()).join().unwrap());
-        assert_eq!(other, expected);
-        if expected.is_some() {
-            assert!(gpu.end(stream).is_ok());
+        for gpu in Gpu::both() {
+            let gpu = gpu.with_context();
+            let stream = gpu.stream(NON_BLOCKING);
+            assert_eq!(gpu.begin(stream, mode), 0);
+            let other = std::thread::scope(|scope| scope.spawn(|| gpu.end(stream).err()).join().unwrap());
+            assert_eq!(other, expected);
+            if expected.is_some() {
+                assert!(gpu.end(stream).is_ok());
+            }
         }
     }
 }
 
 #[test]
 fn a_captured_event_forks_and_must_join() {
-    let gpu = Gpu::strict().with_context();
-    let (origin, fork) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
-    let (start, stop, buffer) = (gpu.event(), gpu.event(), gpu.buffer(UNIT));
-    for joined in [true, false] {
-        assert_eq!(gpu.begin(origin, RELAXED), 0);
-        assert_eq!(gpu.fill(buffer.address, 1, 2, origin), 0);
-        assert_eq!([gpu.record(start, origin), gpu.wait_event(fork, start)], [0, 0]);
-        assert_eq!(gpu.status(fork), Ok(1), "it joined the capture");
-        assert_eq!(gpu.fill(buffer.address, 2, 1, fork), 0);
-        assert_eq!(gpu.end(fork), Err(903), "it did not begin here");
-        if joined {
-            assert_eq!([gpu.record(stop, fork), gpu.wait_event(origin, stop)], [0, 0]);
-            let executable = gpu.instantiate(gpu.end(origin).unwrap());
-            assert_eq!([gpu.launch(executable, fork), gpu.synchronize(fork)], [0, 0]);
-            assert_eq!(gpu.read(buffer.address, 2).unwrap(), [2, 1]);
-        } else {
-            assert_eq!(gpu.end(origin), Err(904));
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let (origin, fork) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+        let (start, stop, buffer) = (gpu.event(), gpu.event(), gpu.buffer(UNIT));
+        for joined in [true, false] {
+            assert_eq!(gpu.begin(origin, RELAXED), 0);
+            assert_eq!(gpu.fill(buffer.address, 1, 2, origin), 0);
+            assert_eq!([gpu.record(start, origin), gpu.wait_event(fork, start)], [0, 0]);
+            assert_eq!(gpu.status(fork), Ok(1), "it joined the capture");
+            assert_eq!(gpu.fill(buffer.address, 2, 1, fork), 0);
+            assert_eq!(gpu.end(fork), Err(903), "it did not begin here");
+            if joined {
+                assert_eq!([gpu.record(stop, fork), gpu.wait_event(origin, stop)], [0, 0]);
+                let executable = gpu.instantiate(gpu.end(origin).unwrap());
+                assert_eq!([gpu.launch(executable, fork), gpu.synchronize(fork)], [0, 0]);
+                assert_eq!(gpu.read(buffer.address, 2).unwrap(), [2, 1]);
+            } else {
+                assert_eq!(gpu.end(origin), Err(904));
+            }
+            assert_eq!(gpu.status(fork), Ok(0));
         }
-        assert_eq!(gpu.status(fork), Ok(0));
     }
 }
 
 #[test]
 fn asking_a_captured_event_answers_907_and_kills() {
     for ask in [Gpu::event_query, Gpu::event_synchronize] {
-        let gpu = Gpu::strict().with_context();
-        let (stream, event) = (gpu.stream(NON_BLOCKING), gpu.event());
-        gpu.exchange(RELAXED);
-        assert_eq!(gpu.begin(stream, RELAXED), 0);
-        assert_eq!(gpu.record(event, stream), 0);
-        assert_eq!(ask(&gpu, event), 907);
-        assert_eq!(gpu.end(stream), Err(901));
+        for gpu in Gpu::both() {
+            let gpu = gpu.with_context();
+            let (stream, event) = (gpu.stream(NON_BLOCKING), gpu.event());
+            gpu.exchange(RELAXED);
+            assert_eq!(gpu.begin(stream, RELAXED), 0);
+            assert_eq!(gpu.record(event, stream), 0);
+            assert_eq!(ask(&gpu, event), 907);
+            assert_eq!(gpu.end(stream), Err(901));
+        }
     }
 }
 
 #[test]
 fn work_outside_a_capture_is_not_waited_for_inside_one() {
-    let gpu = Gpu::strict().with_context();
-    let (stream, other, third) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
-    let (outside, inside) = (gpu.event(), gpu.event());
-    assert_eq!(gpu.record(outside, other), 0);
-    assert_eq!(gpu.begin(stream, RELAXED), 0);
-    assert_eq!(gpu.wait_event(stream, outside), 905);
-    assert_eq!(gpu.end(stream), Err(901));
-    assert_eq!([gpu.begin(stream, RELAXED), gpu.begin(third, RELAXED)], [0, 0]);
-    assert_eq!(gpu.record(inside, stream), 0);
-    assert_eq!(gpu.wait_event(third, inside), 902, "two captures do not merge");
-    assert_eq!([gpu.end(stream), gpu.end(third)], [Err(901), Err(901)]);
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let (stream, other, third) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+        let (outside, inside) = (gpu.event(), gpu.event());
+        assert_eq!(gpu.record(outside, other), 0);
+        assert_eq!(gpu.begin(stream, RELAXED), 0);
+        assert_eq!(gpu.wait_event(stream, outside), 905);
+        assert_eq!(gpu.end(stream), Err(901));
+        assert_eq!([gpu.begin(stream, RELAXED), gpu.begin(third, RELAXED)], [0, 0]);
+        assert_eq!(gpu.record(inside, stream), 0);
+        assert_eq!(gpu.wait_event(third, inside), 902, "two captures do not merge");
+        assert_eq!([gpu.end(stream), gpu.end(third)], [Err(901), Err(901)]);
+    }
 }
 
 #[test]
@@ -332,5 +352,69 @@ fn a_launch_uses_what_is_mapped_then() {
         assert_eq!(gpu.unmap(buffer.address, UNIT), 0);
         assert_eq!(gpu.launch(executable, stream), 0);
         assert_eq!(gpu.synchronize(stream), 719, "and what is not, breaks the context");
+    }
+}
+
+#[test]
+fn a_capture_needs_somewhere_for_its_graph_and_waits_for_it() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let stream = gpu.stream(NON_BLOCKING);
+        assert_eq!(gpu.begin(stream, GLOBAL), 0);
+        // SAFETY: null is what is asked about.
+        assert_eq!(unsafe { gpu.raw().cuStreamEndCapture(stream, std::ptr::null_mut()) }.0, 1);
+        assert_eq!(gpu.status(stream), Ok(1), "it goes on");
+        assert!(gpu.end(stream).is_ok());
+    }
+}
+
+#[test]
+fn dependencies_are_counted_and_not_named() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let (stream, buffer) = (gpu.stream(NON_BLOCKING), gpu.buffer(UNIT));
+        let info = |named: bool| {
+            let (mut status, mut id, mut graph) = (CUstreamCaptureStatus(77), 0, CUgraph::NULL);
+            let (mut nodes, mut count) = (std::ptr::dangling(), 77);
+            let nodes = if named { &raw mut nodes } else { std::ptr::null_mut() };
+            // SAFETY: the outputs are null or locals.
+            let code = unsafe {
+                gpu.raw().cuStreamGetCaptureInfo(
+                    stream,
+                    &raw mut status,
+                    &raw mut id,
+                    &raw mut graph,
+                    nodes,
+                    &raw mut count,
+                )
+            };
+            (code.0, status.0, count)
+        };
+        assert_eq!(info(true), (0, 0, 0));
+        assert_eq!(gpu.begin(stream, GLOBAL), 0);
+        assert_eq!(info(true), (0, 1, 0), "there are none yet");
+        assert_eq!(gpu.fill(buffer.address, 1, 1, stream), 0);
+        assert_eq!(info(false), (0, 1, 1));
+        assert_eq!(info(true), (801, 77, 77), "refused, with nothing written");
+        assert!(gpu.end(stream).is_ok());
+    }
+}
+
+#[test]
+fn a_destroyed_stream_takes_its_capture_along() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let (stream, joined, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+        let event = gpu.event();
+        assert_eq!(gpu.begin(stream, GLOBAL), 0);
+        assert_eq!([gpu.record(event, stream), gpu.wait_event(joined, event)], [0, 0]);
+        assert_eq!(gpu.status(joined), Ok(1));
+        assert_eq!(gpu.destroy(stream), 0);
+        assert_eq!(gpu.status(joined), Ok(0), "it is in no capture any more");
+        assert_eq!(gpu.synchronize(other), 0, "and there is none to harm");
+        assert_eq!(gpu.begin(other, GLOBAL), 0);
+        assert_eq!([gpu.record(event, other), gpu.wait_event(joined, event)], [0, 0]);
+        assert_eq!(gpu.destroy(joined), 0);
+        assert_eq!(gpu.end(other), Err(901), "what joined it went");
     }
 }

@@ -1,6 +1,10 @@
 //! What the suites share: a started simulator, and the calls with plain numbers for arguments and results.
+//!
+//! # Safety
+//! Every pointer passed is a local's, or of a slice with its length. Numbers are passed as the tests have them: the
+//! simulator looks all of them up.
 
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks, reason = "every pointer passed is a local's")]
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks, reason = "as the header says of all")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "as above")]
 
 use std::ffi::c_void;
@@ -262,6 +266,27 @@ impl Gpu {
         let mut data = 0_u64;
         let code = unsafe { self.raw().cuPointerGetAttribute((&raw mut data).cast(), attribute, CUdeviceptr(address)) };
         ok(code, data)
+    }
+
+    /// Several attributes at once: the code, and what is in their places, of which all bits were set, or the low
+    /// ones of a narrow attribute that was written.
+    pub(crate) fn attributes(&self, address: u64, asked: &[CUpointer_attribute]) -> (u32, Vec<u64>) {
+        let mut attributes = asked.to_vec();
+        let mut data = vec![u64::MAX; asked.len()];
+        let mut places: Vec<*mut c_void> = data.iter_mut().map(|place| (&raw mut *place).cast()).collect();
+        let (count, address) = (asked.len() as u32, CUdeviceptr(address));
+        let code =
+            unsafe { self.raw().cuPointerGetAttributes(count, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
+        if code.is_success() {
+            for (value, attribute) in data.iter_mut().zip(asked) {
+                *value &= match *attribute {
+                    CUpointer_attribute::MAPPED => 0xFF,
+                    CUpointer_attribute::MEMORY_TYPE => 0xFFFF_FFFF,
+                    _ => u64::MAX,
+                };
+            }
+        }
+        (code.0, data)
     }
 
     pub(crate) fn range_of(&self, address: u64) -> Result<(u64, usize), u32> {

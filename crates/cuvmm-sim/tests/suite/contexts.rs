@@ -66,6 +66,69 @@ fn an_old_driver_lacks_later_calls_and_attributes() {
     assert_eq!(device.attribute(fabric).unwrap(), None);
     let supported = CUdevice_attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     assert_eq!(device.attribute(supported).unwrap(), Some(1));
+    for (attribute, since) in [(112, 11010), (128, 12030), (132, 12010), (133, 12030), (134, 12020)] {
+        let known = |version| {
+            let device = Gpu::new(Machine::h200().driver_version(version)).driver.device(0).unwrap();
+            device.attribute(CUdevice_attribute(attribute)).unwrap().is_some()
+        };
+        assert!(known(since) && !known(since - 10), "{attribute}");
+    }
+}
+
+#[test]
+fn outputs_are_all_checked_before_any_is_written() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let (mut free, mut flags, mut active) = (7_usize, 7_u32, 7_i32);
+        let device = CUdevice(0);
+        // SAFETY: the outputs are null or locals.
+        let codes = unsafe {
+            [
+                gpu.raw().cuMemGetInfo(&raw mut free, std::ptr::null_mut()),
+                gpu.raw().cuMemGetInfo(std::ptr::null_mut(), &raw mut free),
+                gpu.raw().cuDevicePrimaryCtxGetState(device, &raw mut flags, std::ptr::null_mut()),
+                gpu.raw().cuDevicePrimaryCtxGetState(device, std::ptr::null_mut(), &raw mut active),
+                gpu.raw().cuDevicePrimaryCtxGetState(CUdevice(9), &raw mut flags, &raw mut active),
+            ]
+        };
+        assert_eq!(codes.map(|code| code.0), [1, 1, 1, 1, 101]);
+        assert_eq!((free, flags, active), (7, 7, 7));
+    }
+}
+
+#[test]
+fn what_went_with_a_context_answers_709() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let (stream, event) = (gpu.stream(CUstream_flags::NON_BLOCKING), gpu.event());
+        let context = gpu.enter(0);
+        // SAFETY: numbers alone.
+        assert_eq!(unsafe { gpu.raw().cuDevicePrimaryCtxReset(CUdevice(0)) }.0, 0);
+        gpu.enter(0);
+        assert_eq!(gpu.set_current(context), 709);
+        assert_eq!([gpu.synchronize(stream), gpu.query(stream), gpu.host(stream, || {})], [709; 3]);
+        assert_eq!([gpu.event_query(event), gpu.event_destroy(event), gpu.destroy(stream)], [709; 3]);
+        assert_eq!(gpu.violations(), [""; 0]);
+        // What never was is another matter.
+        assert_eq!(gpu.synchronize(CUstream(std::ptr::without_provenance_mut(0x77770))), 400);
+        assert_eq!(gpu.violations().len(), 1);
+    }
+}
+
+#[test]
+fn a_thread_that_ended_leaves_nothing_in_the_driver() {
+    let gpu = Gpu::strict();
+    let context = gpu.enter(0);
+    for _ in 0..100 {
+        let work = || {
+            assert_eq!(gpu.set_current(context), 0);
+            assert_eq!(gpu.host(CUstream::PER_THREAD, || {}), 0);
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+    }
+    // SAFETY: it takes nothing.
+    assert_eq!(unsafe { gpu.raw().cuCtxSynchronize() }.0, 0);
+    assert_eq!(gpu.simulator.live().streams, 0, "default streams are not counted");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use cuvmm_driver::RawDriver;
 use cuvmm_driver::sys::*;
 use cuvmm_sim::{Machine, NumaNode, Preset};
 
-use crate::common::{Gpu, MIB, UNIT, device_memory, read_write};
+use crate::common::{Gpu, MIB, UNIT, device_memory};
 
 const NONE: CUmemAllocationHandleType = CUmemAllocationHandleType::NONE;
 
@@ -58,7 +58,7 @@ fn handle_types_that_cannot_be_had_are_refused() {
                 assert!(gpu.create_as(UNIT, &at(location, kinds)).is_ok(), "{kinds}");
             }
         }
-        assert_eq!(Gpu::strict().create_as(UNIT, &at(location, 16)), Err(1));
+        assert_eq!(Gpu::strict().create_as(UNIT, &at(location, 16)), Err(801));
         assert!(Gpu::measured().create_as(UNIT, &at(location, 16)).is_ok());
     }
 }
@@ -224,22 +224,40 @@ fn host_memory_follows_version_and_nodes() {
 }
 
 #[test]
-fn ten_thousand_chunks_need_no_open_files() {
-    let gpu = Gpu::new(Machine::small().preset(Preset::Strict));
-    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let before = open();
-    let chunk = 64 << 10;
-    let handles: Vec<u64> = (0..10_000).map(|_| gpu.create(chunk).unwrap()).collect();
-    assert!(open() < before + 64, "other tests open some, but not ten thousand");
-    let range = gpu.reserve(10_000 * chunk, 0, 0).unwrap();
-    for (index, handle) in (0..).zip(&handles) {
-        assert_eq!(gpu.map(range + index * chunk as u64, chunk, *handle), 0);
-        assert_eq!(gpu.release(*handle), 0);
+fn host_memory_goes_to_the_first_node_that_has_any() {
+    let nodes = [NumaNode { id: 1, memory: 0 }, NumaNode { id: 3, memory: UNIT }];
+    for preset in [Preset::Strict, Preset::Measured] {
+        let gpu = Gpu::new(Machine::h200().numa_nodes(nodes).preset(preset));
+        let handle = gpu.create_as(UNIT, &at(CUmemLocation::host(), 0)).unwrap();
+        let location = gpu.properties(handle).unwrap().location;
+        let strict = preset == Preset::Strict;
+        assert_eq!(location, if strict { CUmemLocation::host() } else { CUmemLocation::host_numa(3) });
+        assert_eq!(gpu.create_as(UNIT, &at(CUmemLocation::host_numa(3), 0)), Err(2), "it is full");
     }
-    assert_eq!(gpu.grant(range, 10_000 * chunk, &[read_write(0)]), 0);
-    assert_eq!(gpu.unmap(range, 10_000 * chunk), 0);
-    assert_eq!(gpu.free(range, 10_000 * chunk), 0);
-    assert!(gpu.simulator.live().is_empty());
+}
+
+#[test]
+fn memory_of_a_node_needs_the_attribute_once_there_is_one() {
+    let mut machine = Machine::h200();
+    machine.devices[0].attributes.insert(141, 0);
+    for (version, expected) in [(12080, None), (12090, Some(801)), (13000, Some(801))] {
+        let gpu = Gpu::new(machine.clone().driver_version(version));
+        assert_eq!(gpu.create_as(UNIT, &at(CUmemLocation::host_numa(0), 1)).err(), expected, "{version}");
+    }
+}
+
+#[test]
+fn usages_are_known_from_some_version_on() {
+    for (usage, since) in [(1, 11010), (2, 12080), (4, 13040)] {
+        let flags = CUmemAllocationPropFlags { usage, ..Default::default() };
+        let properties =
+            CUmemAllocationProp { alloc_flags: flags, ..device_memory(0, CUmemAllocationHandleType::NONE) };
+        assert!(Gpu::new(Machine::h200().driver_version(since)).create_as(UNIT, &properties).is_ok(), "{usage}");
+        if usage > 1 {
+            let before = Gpu::new(Machine::h200().driver_version(since - 10));
+            assert_eq!(before.create_as(UNIT, &properties), Err(1), "{usage}");
+        }
+    }
 }
 
 #[test]

@@ -124,3 +124,36 @@ fn the_ledger_agrees_with_the_simulator() {
     assert!(ledger.live().is_empty());
     assert_eq!(ledger.count(Call::cuMemUnmap), 3);
 }
+
+#[test]
+fn any_call_can_fail_by_its_number() {
+    for nth in 1..=4 {
+        let (gpu, faults, _) = hooked();
+        faults.fail_any(nth, OUT_OF_MEMORY, When::Before);
+        let address = gpu.reserve(UNIT, 0, 0);
+        let handle = gpu.create(UNIT);
+        let codes = [
+            address.err(),
+            handle.err(),
+            Some(gpu.map(address.unwrap_or(0), UNIT, handle.unwrap_or(0))).filter(|&code| code != 0),
+            gpu.access(CUmemLocation::device(0), address.unwrap_or(0)).err(),
+        ];
+        assert_eq!(codes[nth - 1], Some(2), "{nth}");
+        assert_eq!(codes.iter().filter(|code| **code == Some(2)).count(), 1);
+        assert_eq!(faults.fired(), 1);
+    }
+}
+
+#[test]
+fn a_predicate_may_plan_and_ask() {
+    let (gpu, faults, _) = hooked();
+    let own = faults.clone();
+    let plans = move |_: &[u64]| {
+        own.fail(Call::cuMemCreate, 1, OUT_OF_MEMORY, When::Before);
+        own.fired() == 0
+    };
+    faults.fail_when(Call::cuMemAddressReserve, plans, CUresult::UNKNOWN, When::Before);
+    assert_eq!(gpu.reserve(UNIT, 0, 0), Err(999));
+    assert_eq!(gpu.create(UNIT), Err(2));
+    assert!(gpu.reserve(UNIT, 0, 0).is_ok());
+}

@@ -4,7 +4,6 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests: each block makes calls of one kind")]
 
 mod access;
-mod anything;
 mod capture;
 mod common;
 mod contexts;

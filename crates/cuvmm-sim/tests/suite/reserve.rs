@@ -141,3 +141,31 @@ fn a_dropped_simulator_gives_its_addresses_back() {
     let gpu = Gpu::strict();
     assert_eq!(gpu.reserve(UNIT, 0, address), Ok(address));
 }
+
+#[test]
+fn simulators_that_live_never_take_the_room_behind_each_others_reservations() {
+    let first = Gpu::strict();
+    let mine = first.reserve(UNIT, 0, 0).unwrap();
+    let large = first.reserve(8 << 30, 0, 0).unwrap();
+    for _ in 0..1000 {
+        let other = Gpu::strict();
+        for (size, room) in [(UNIT, mine), (8 << 30, large)] {
+            let theirs = other.reserve(size, 0, 0).unwrap();
+            assert!(theirs.abs_diff(room) >= 16 << 30, "{theirs:#x} is near {room:#x}");
+        }
+    }
+    let (behind, behind_large) = (mine + UNIT as u64, large + (8 << 30));
+    assert_eq!(first.reserve(UNIT, 0, behind), Ok(behind));
+    assert_eq!(first.reserve(8 << 30, 0, behind_large), Ok(behind_large));
+}
+
+#[test]
+fn addresses_are_found_again_after_an_arena_was_used_up() {
+    let gpu = Gpu::strict();
+    let kept = gpu.reserve(UNIT, 0, 0).unwrap();
+    for _ in 0..100 {
+        let address = gpu.reserve(4 << 30, 0, 0).unwrap();
+        assert!(address.abs_diff(kept) < 32 << 30, "{address:#x} is not near {kept:#x}");
+        assert_eq!(gpu.free(address, 4 << 30), 0);
+    }
+}

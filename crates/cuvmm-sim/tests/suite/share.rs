@@ -99,6 +99,16 @@ fn an_imported_handle_says_where_it_is_and_is_not_exported_again() {
 }
 
 #[test]
+fn an_imported_handle_has_the_flags_it_was_made_with() {
+    let alloc_flags =
+        CUmemAllocationPropFlags { compression_type: 1, gpu_direct_rdma_capable: 1, usage: 1, ..Default::default() };
+    let (maker, user) = (Gpu::strict(), Gpu::strict());
+    let handle = maker.create_as(UNIT, &CUmemAllocationProp { alloc_flags, ..device_memory(0, POSIX) }).unwrap();
+    let imported = user.import(&maker.export(handle).unwrap()).unwrap();
+    assert_eq!(user.properties(imported).unwrap().alloc_flags, alloc_flags);
+}
+
+#[test]
 fn two_simulators_share_what_one_exports() {
     for preset in [Preset::Strict, Preset::Measured] {
         let (maker, user) = (Gpu::new(Machine::h200().preset(preset)), Gpu::new(Machine::h200().poison(None)));
@@ -180,10 +190,17 @@ fn a_lying_header_is_refused() {
         let elsewhere = Gpu::strict();
         assert_eq!(elsewhere.import(&other), Err(999), "{size:#x}");
     }
+    for location in [0_u32, 2, 4, 5, u32::MAX] {
+        let other = gpu.export(gpu.create_exportable(UNIT)).unwrap();
+        let mut lie = bytes;
+        lie[48..52].copy_from_slice(&location.to_le_bytes());
+        rustix::io::pwrite(&other, &lie, header).unwrap();
+        assert_eq!(Gpu::strict().import(&other), Err(999), "a location of type {location}");
+    }
 }
 
 #[test]
-fn memory_of_a_hidden_device_is_usable_and_says_minus_two() {
+fn memory_of_a_hidden_device_is_refused_or_usable_and_says_minus_two() {
     let pair = Machine::h200_pair();
     let maker = Gpu::new(pair.clone());
     let handle = maker.create_as(UNIT, &device_memory(1, POSIX)).unwrap();
@@ -192,7 +209,8 @@ fn memory_of_a_hidden_device_is_usable_and_says_minus_two() {
     let renumbered = Gpu::new(pair.clone().visible(&[1, 0]));
     let location = renumbered.properties(renumbered.import(&fd).unwrap()).unwrap().location;
     assert_eq!(location, CUmemLocation::device(0));
-    let hidden = Gpu::new(pair.visible(&[0])).with_context();
+    assert_eq!(Gpu::new(pair.clone().visible(&[0])).import(&fd), Err(101));
+    let hidden = Gpu::new(pair.visible(&[0]).preset(Preset::Measured)).with_context();
     let imported = hidden.import(&fd).unwrap();
     assert_eq!(hidden.properties(imported).unwrap().location, CUmemLocation::device(-2));
     let buffer = hidden.buffer_of(imported, UNIT);

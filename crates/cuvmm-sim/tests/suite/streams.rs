@@ -355,26 +355,6 @@ fn many_threads_work_on_one_driver() {
 }
 
 #[test]
-fn a_dropped_driver_ends_its_threads() {
-    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
-    let busy = |gpu: &Gpu| {
-        for _ in 0..64 {
-            let stream = gpu.stream(NON_BLOCKING);
-            assert_eq!(gpu.host(stream, || {}), 0);
-        }
-    };
-    let gpu = Gpu::strict().with_context();
-    busy(&gpu);
-    assert!(threads() >= 64);
-    drop(gpu);
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while threads() >= 64 {
-        assert!(std::time::Instant::now() < until, "threads are left");
-        std::thread::yield_now();
-    }
-}
-
-#[test]
 fn streams_and_events_bring_their_context() {
     for gpu in Gpu::both() {
         let gpu = gpu.with_context();
@@ -406,4 +386,49 @@ fn contexts_of_streams_are_told() {
     assert_eq!(of(CUstream::NULL), Err(201));
     assert_eq!(gpu.set_current(context), 0);
     assert_eq!(of(CUstream::PER_THREAD), Ok(context));
+}
+
+#[test]
+fn a_host_function_may_wait_for_what_does_not_wait_for_it() {
+    for gpu in Gpu::both() {
+        let gpu = Arc::new(gpu.with_context());
+        let [stream, busy, after] = [(); 3].map(|()| gpu.stream(NON_BLOCKING));
+        let event = gpu.event();
+        let gate = gpu.hold(busy);
+        let entered = gpu.hold(stream);
+        let (sender, answer) = std::sync::mpsc::channel();
+        let inside = gpu.clone();
+        assert_eq!(
+            gpu.host(stream, move || sender.send([after, busy].map(|other| inside.synchronize(other))).unwrap()),
+            0
+        );
+        // Behind the host function, by an event.
+        assert_eq!([gpu.record(event, stream), gpu.wait_event(after, event)], [0, 0]);
+        // Later work of another stream, which nothing holds but its own gate.
+        assert_eq!(gpu.host(busy, || {}), 0);
+        entered.open();
+        assert!(answer.recv_timeout(std::time::Duration::from_millis(50)).is_err(), "it waits for the busy stream");
+        gate.open();
+        assert_eq!(answer.recv().unwrap(), [800, 0], "what comes after it would hang");
+        assert_eq!(gpu.synchronize(after), 0);
+    }
+}
+
+#[test]
+fn host_functions_do_not_wait_for_each_other() {
+    let gpu = Arc::new(Gpu::strict().with_context());
+    let (one, other) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING));
+    let (sender, answers) = std::sync::mpsc::channel();
+    let meet = Arc::new(std::sync::Barrier::new(2));
+    for (stream, peer) in [(one, other), (other, one)] {
+        let (inside, sender, meet) = (gpu.clone(), sender.clone(), meet.clone());
+        let work = move || {
+            meet.wait();
+            sender.send(inside.synchronize(peer)).unwrap();
+        };
+        assert_eq!(gpu.host(stream, work), 0);
+    }
+    let mut answers = [answers.recv().unwrap(), answers.recv().unwrap()];
+    answers.sort_unstable();
+    assert_eq!(answers, [0, 800], "one of them would hang");
 }

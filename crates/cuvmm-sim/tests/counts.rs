@@ -1,0 +1,91 @@
+//! What a driver takes of its process: threads and open files. There is one test here, so that the counts are exact.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+use cuvmm_driver::Driver;
+use cuvmm_driver::sys::*;
+use cuvmm_sim::{Machine, Simulator};
+
+const CHUNK: usize = 64 << 10;
+const STREAMS: usize = 64;
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+fn files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn start() -> (Simulator, Driver) {
+    let simulator = Simulator::new(Machine::small());
+    let driver = simulator.driver().unwrap();
+    (simulator, driver)
+}
+
+#[test]
+fn threads_and_files_are_as_many_as_must_be() {
+    a_stream_has_a_thread_while_the_driver_lives();
+    only_what_can_be_exported_has_a_file();
+}
+
+fn a_stream_has_a_thread_while_the_driver_lives() {
+    extern "C" fn nothing(_data: *mut c_void) {}
+    let before = threads();
+    let (simulator, driver) = start();
+    let raw = driver.raw();
+    let mut context = CUcontext::NULL;
+    // SAFETY: the output is a local.
+    assert_eq!(unsafe { raw.cuDevicePrimaryCtxRetain(&raw mut context, CUdevice(0)) }.0, 0);
+    // SAFETY: numbers alone.
+    assert_eq!(unsafe { raw.cuCtxSetCurrent(context) }.0, 0);
+    for made in 1..=STREAMS {
+        let mut stream = CUstream::NULL;
+        // SAFETY: the output is a local.
+        assert_eq!(unsafe { raw.cuStreamCreate(&raw mut stream, CUstream_flags::NON_BLOCKING) }.0, 0);
+        assert_eq!(threads(), before + made - 1, "none before there is work");
+        // SAFETY: the function takes anything.
+        assert_eq!(unsafe { raw.cuLaunchHostFunc(stream, Some(nothing), std::ptr::null_mut()) }.0, 0);
+        assert_eq!(threads(), before + made);
+    }
+    drop((driver, simulator));
+    let until = Instant::now() + Duration::from_secs(20);
+    while threads() > before {
+        assert!(Instant::now() < until, "threads are left");
+        std::thread::yield_now();
+    }
+}
+
+fn only_what_can_be_exported_has_a_file() {
+    let (simulator, driver) = start();
+    let before = files();
+    let of = |kind| CUmemAllocationProp::pinned(CUmemLocation::device(0), kind);
+    let create = |kind| driver.mem_create(CHUNK, &of(kind)).unwrap();
+    let handles: Vec<_> = (0..10_000).map(|_| create(CUmemAllocationHandleType::NONE)).collect();
+    assert_eq!(files(), before, "ten thousand chunks need none");
+    let exportable = create(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR);
+    assert_eq!(files(), before + 1);
+    let bytes = handles.len() * CHUNK;
+    let range = driver.mem_address_reserve(bytes, 0, CUdeviceptr(0)).unwrap();
+    let access = CUmemAccessDesc { location: CUmemLocation::device(0), flags: CUmemAccess_flags::READWRITE };
+    for (index, &handle) in handles.iter().enumerate() {
+        let address = CUdeviceptr(range.0 + (index * CHUNK) as u64);
+        // SAFETY: the handle is alive, and the place reserved and empty.
+        unsafe { driver.mem_map(address, CHUNK, handle) }.unwrap();
+    }
+    for handle in handles.into_iter().chain([exportable]) {
+        // SAFETY: the reference is ours, and given back once.
+        unsafe { driver.mem_release(handle) }.unwrap();
+    }
+    // SAFETY: all of it is mapped, and nothing runs.
+    unsafe { driver.mem_set_access(range, bytes, &[access]) }.unwrap();
+    assert_eq!(files(), before);
+    // SAFETY: all of it is mapped, and nothing runs.
+    unsafe { driver.mem_unmap(range, bytes) }.unwrap();
+    // SAFETY: it is reserved, and empty.
+    unsafe { driver.mem_address_free(range, bytes) }.unwrap();
+    assert!(simulator.live().is_empty());
+}
