@@ -36,12 +36,12 @@ fn job(chosen: &Chosen, mut table: Table) -> Result<()> {
 
     table.start();
     let first = resource.allocate_with_capacity(64 * MIB, 128 * MIB).map_err(Error::from)?;
-    table.buffer("allocate, room for 128 MiB", table.elapsed(), &first)?;
+    table.buffer("allocate, room for 128 MiB", &first)?;
     pattern::write(&first, FIRST, 0)?;
 
     table.start();
     let second = first.grow(128 * MIB).map_err(Error::from)?;
-    table.buffer("grow", table.elapsed(), &second)?;
+    table.buffer("grow", &second)?;
     ensure!(second.outcome() == Some(Outcome::InPlace), "the first grow moved although it had room");
     ensure!(second.address() == first.address(), "the address changed although the grow was in place");
     pattern::write(&second, FIRST, first.size())?;
@@ -49,26 +49,26 @@ fn job(chosen: &Chosen, mut table: Table) -> Result<()> {
     let occupied = occupy_behind(&second)?;
     table.start();
     let third = second.grow(192 * MIB).map_err(Error::from)?;
-    table.buffer("grow, addresses behind taken", table.elapsed(), &third)?;
+    table.buffer("grow, addresses behind taken", &third)?;
     ensure!(third.outcome() == Some(Outcome::Moved), "the second grow did not move although its addresses were taken");
     pattern::write(&third, FIRST, second.size())?;
     drop(occupied);
 
     table.start();
     let verified = pattern::verify(&third, FIRST)?;
-    table.bytes("read back here", table.elapsed(), verified)?;
+    table.verified("read back here", verified)?;
 
     share(chosen, &mut table, &third)?;
 
     table.start();
     let verified = pattern::verify(&third, SECOND)?;
-    table.bytes("what the other process wrote", table.elapsed(), verified)?;
+    table.verified("what the other process wrote", verified)?;
 
     table.start();
     for buffer in [first, second, third] {
         buffer.close().map_err(Error::from)?;
     }
-    table.plain("close all", table.elapsed())
+    table.plain("close all")
 }
 
 /// Sees to it that the addresses behind the buffer are somebody's. Where they are already, that does as well.
@@ -80,6 +80,7 @@ fn occupy_behind(buffer: &VirtualMemoryBuffer) -> Result<Option<Reservation>> {
 
 /// Has a second process import the buffer, verify it and write to it.
 fn share(chosen: &Chosen, table: &mut Table, buffer: &VirtualMemoryBuffer) -> Result<()> {
+    let descriptor = ipc::export(buffer).map_err(Error::from).context("failed to export the buffer")?;
     let (ours, theirs) = UnixStream::pair().context("failed to make a socket pair")?;
     let program = std::env::current_exe().context("failed to find this program's own file")?;
     let mut peer = Command::new(program)
@@ -90,24 +91,27 @@ fn share(chosen: &Chosen, table: &mut Table, buffer: &VirtualMemoryBuffer) -> Re
         .context("failed to start the second process")?;
 
     table.start();
-    let sent = ipc::export(buffer)
-        .and_then(|descriptor| ipc::send(&ours, &descriptor, Instant::now() + PATIENCE))
+    let sent = ipc::send(&ours, &descriptor, Instant::now() + PATIENCE)
         .map_err(Error::from)
         .context("failed to send the buffer");
-    // The peer's own message is the better one where it failed: it has been printed by then.
-    let words = finish(&mut peer)?;
-    sent?;
-    table.plain("export, send, await the peer", table.elapsed())?;
+    // A peer that still waits learns at once that nothing comes.
+    drop(ours);
+    let words = match (finish(&mut peer), sent) {
+        (Ok(words), Ok(())) => words,
+        (Err(peer), Ok(())) => return Err(peer),
+        (Ok(_), Err(error)) => return Err(error),
+        (Err(peer), Err(error)) => return Err(error.context(format!("{peer:#}"))),
+    };
+    table.plain("send, await the other process")?;
     line(words.trim_end())
 }
 
 /// Waits for the second process, and gives what it said.
 fn finish(peer: &mut Child) -> Result<String> {
     let mut words = String::new();
-    if let Some(stdout) = &mut peer.stdout {
-        stdout.read_to_string(&mut words).context("failed to hear the second process")?;
-    }
+    let heard = peer.stdout.as_mut().map_or(Ok(0), |stdout| stdout.read_to_string(&mut words));
     let status = peer.wait().context("failed to await the second process")?;
+    heard.context("failed to hear the second process")?;
     ensure!(status.success(), "the second process failed: {status}");
     Ok(words)
 }

@@ -1,7 +1,8 @@
 //! Which driver the command runs on.
 
 use anyhow::Result;
-use cuvmm::{Device, Driver};
+use cuvmm::driver::Error as DriverError;
+use cuvmm::{CUresult, Device, Driver, Error, LoadError};
 use cuvmm_sim::{Live, Machine, Simulator};
 
 use crate::flags::Choice;
@@ -21,23 +22,28 @@ impl Chosen {
         match choice {
             Choice::Sim => Self::simulator(""),
             Choice::Cuda => Self::cuda(),
-            Choice::Auto => {
-                Self::cuda().or_else(|error| Self::simulator(&format!(", since there is no usable GPU here ({error})")))
-            }
+            Choice::Auto => Self::cuda().or_else(|error| {
+                if is_absence(&error) {
+                    Self::simulator(&format!(", since there is no GPU here ({error:#})"))
+                } else {
+                    // A GPU that can't be used is to be mended, not passed over.
+                    Err(error)
+                }
+            }),
         }
     }
 
     fn cuda() -> Result<Self> {
-        let driver = Driver::load().map_err(cuvmm::Error::from)?;
-        let device = driver.device(0).map_err(cuvmm::Error::from)?;
-        let name = device.name().map_err(cuvmm::Error::from)?;
+        let driver = Driver::load().map_err(Error::from)?;
+        let device = driver.device(0).map_err(Error::from)?;
+        let name = device.name().map_err(Error::from)?;
         let words = format!("{name}, CUDA driver {}", driver.version());
         Ok(Self { device, words, choice: Choice::Cuda, simulator: None })
     }
 
     fn simulator(reason: &str) -> Result<Self> {
         let simulator = Simulator::new(Machine::default());
-        let device = simulator.driver().and_then(|driver| driver.device(0)).map_err(cuvmm::Error::from)?;
+        let device = simulator.driver().and_then(|driver| driver.device(0)).map_err(Error::from)?;
         let words = format!("the simulated driver{reason}: no GPU is used, and times are not a GPU's");
         Ok(Self { device, words, choice: Choice::Sim, simulator: Some(simulator) })
     }
@@ -55,5 +61,14 @@ impl Chosen {
         }
         let live = simulator.live();
         (live != Live::default()).then(|| format!("{live:?}"))
+    }
+}
+
+/// Whether a failure says that there is no GPU, rather than that one can't be used.
+fn is_absence(error: &anyhow::Error) -> bool {
+    match error.downcast_ref::<Error>() {
+        Some(Error::Load(LoadError::LibraryNotFound { .. }) | Error::Driver(DriverError::NoSuchDevice { .. })) => true,
+        Some(error) => error.code() == Some(CUresult::NO_DEVICE),
+        None => false,
     }
 }

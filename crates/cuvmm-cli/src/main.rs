@@ -15,7 +15,11 @@ use flags::{Cuvmm, CuvmmCmd};
 fn main() -> ExitCode {
     let flags = match Cuvmm::from_env() {
         Ok(flags) => flags,
-        Err(error) => error.exit(),
+        Err(error) if error.is_help() => error.exit(),
+        Err(error) => {
+            report::failure(&anyhow::anyhow!("{error}; `cuvmm --help` shows how"));
+            return ExitCode::from(2);
+        }
     };
     let done = match flags.subcommand {
         CuvmmCmd::Demo(demo) => demo::run(demo.driver.unwrap_or_default()),

@@ -25,15 +25,15 @@ pub(crate) fn run(choice: Choice) -> Result<()> {
         .context("failed to receive a buffer (the demo starts this process with a socket as standard input)")?;
     let mut table = Table::resume();
     let buffer = ipc::import(&resource, descriptor).map_err(Error::from).context("failed to import the buffer")?;
-    table.buffer("  other process: import", table.elapsed(), &buffer)?;
+    table.buffer("  other process: import", &buffer)?;
 
     table.start();
     let verified = pattern::verify(&buffer, FIRST).context("the buffer does not hold what was sent")?;
-    table.bytes("  other process: read", table.elapsed(), verified)?;
+    table.verified("  other process: read", verified)?;
 
     table.start();
     pattern::write(&buffer, SECOND, 0)?;
-    table.plain("  other process: write", table.elapsed())?;
+    table.plain("  other process: write")?;
     buffer.close().map_err(Error::from)?;
     drop(resource);
     match chosen.left_behind() {

@@ -30,32 +30,32 @@ impl Table {
         self.started = Instant::now();
     }
 
-    /// How long the step took so far.
-    pub(crate) fn elapsed(&self) -> Duration {
-        self.started.elapsed()
-    }
-
     /// A step that ended with this buffer.
-    pub(crate) fn buffer(&self, step: &str, time: Duration, buffer: &VirtualMemoryBuffer) -> anyhow::Result<()> {
+    pub(crate) fn buffer(&self, step: &str, buffer: &VirtualMemoryBuffer) -> anyhow::Result<()> {
         let outcome = match buffer.outcome() {
             Some(Outcome::Covered) => "covered",
             Some(Outcome::InPlace) => "in place",
             Some(Outcome::Moved) => "moved",
             _ => "-",
         };
-        let address = buffer.address().to_string();
-        let (chunks, mib) = (buffer.chunks().len(), buffer.size() >> 20);
-        line(&format!("{step:<34} {outcome:<9} {address:>15} {chunks:>6} {mib:>9} {:>10}", words(time)))
+        let (address, chunks) = (buffer.address().to_string(), buffer.chunks().len().to_string());
+        self.row(step, outcome, &address, &chunks, buffer.size())
     }
 
-    /// A step that looked at bytes.
-    pub(crate) fn bytes(&self, step: &str, time: Duration, bytes: usize) -> anyhow::Result<()> {
-        line(&format!("{step:<34} {bytes} bytes verified, {}", words(time)))
+    /// A step that compared bytes.
+    pub(crate) fn verified(&self, step: &str, bytes: usize) -> anyhow::Result<()> {
+        self.row(step, "verified", "", "", bytes)
     }
 
     /// Any other step.
-    pub(crate) fn plain(&self, step: &str, time: Duration) -> anyhow::Result<()> {
-        line(&format!("{step:<34} {:>53}", words(time)))
+    pub(crate) fn plain(&self, step: &str) -> anyhow::Result<()> {
+        self.row(step, "done", "", "", 0)
+    }
+
+    fn row(&self, step: &str, outcome: &str, address: &str, chunks: &str, bytes: usize) -> anyhow::Result<()> {
+        let time = words(self.started.elapsed());
+        let bytes = if bytes == 0 { String::new() } else { bytes.to_string() };
+        line(&format!("{step:<34} {outcome:<9} {address:>14} {chunks:>6} {bytes:>12} {time:>10}"))
     }
 }
 
@@ -81,23 +81,32 @@ pub(crate) fn failure(error: &anyhow::Error) {
 }
 
 fn advice(error: &Error) -> Option<&'static str> {
+    use cuvmm::resource::Error as Resource;
     match error {
         Error::Load(LoadError::LibraryNotFound { .. }) => {
             return Some("install NVIDIA's driver, or use `--driver sim`, which needs no GPU");
         }
         Error::Load(LoadError::MissingSymbol { .. }) => {
-            return Some("update NVIDIA's driver: CUDA 11.0 (branch 450) is the least");
+            return Some("update NVIDIA's driver: CUDA 11.0 (branch 450) is the least, and sharing needs 11.4 (470)");
         }
         Error::Driver(cuvmm::driver::Error::NoSuchDevice { .. }) => {
             return Some(
                 "the driver shows no GPU to this process: look at CUDA_VISIBLE_DEVICES, or use `--driver sim`",
             );
         }
+        Error::Resource(Resource::Unsupported { .. }) => {
+            return Some(
+                "this GPU, or the system that it is passed to, lacks what the demo shows: `--driver sim` has it",
+            );
+        }
         _ => {}
     }
     match (error.code()?, error.call()) {
-        (CUresult::OUT_OF_MEMORY, Some(Call::cuMemCreate)) => {
-            Some("the GPU has less than 256 MiB left: free some, or use `--driver sim`")
+        (CUresult::OUT_OF_MEMORY, Some(Call::cuMemAddressReserve)) => {
+            Some("this process has no addresses left: look at its limits (`ulimit -v`)")
+        }
+        (CUresult::OUT_OF_MEMORY, _) => {
+            Some("the demo needs 192 MiB of the GPU's memory and a context: free some, or use `--driver sim`")
         }
         (CUresult::NO_DEVICE, _) => Some("there is a driver and no GPU that it can use: `--driver sim` needs none"),
         (CUresult::NOT_SUPPORTED | CUresult::NOT_PERMITTED, Some(call)) if is_sharing(call) => {

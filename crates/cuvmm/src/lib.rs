@@ -21,6 +21,11 @@ pub mod handles {
     pub use cuvmm_handles::*;
 }
 
+/// The resource and its buffers: everything of `cuvmm-resource`.
+pub mod resource {
+    pub use cuvmm_resource::*;
+}
+
 /// Sharing between processes: everything of `cuvmm-ipc`.
 pub mod ipc {
     pub use cuvmm_ipc::*;
