@@ -13,10 +13,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn begin() -> anyhow::Result<Self> {
-        line(&format!(
-            "{:<34} {:<9} {:>15} {:>6} {:>9} {:>10}",
-            "step", "outcome", "address", "chunks", "MiB", "time"
-        ))?;
+        columns("step", "outcome", "address", "chunks", "bytes", "time")?;
         Ok(Self { started: Instant::now() })
     }
 
@@ -53,10 +50,13 @@ impl Table {
     }
 
     fn row(&self, step: &str, outcome: &str, address: &str, chunks: &str, bytes: usize) -> anyhow::Result<()> {
-        let time = words(self.started.elapsed());
         let bytes = if bytes == 0 { String::new() } else { bytes.to_string() };
-        line(&format!("{step:<34} {outcome:<9} {address:>14} {chunks:>6} {bytes:>12} {time:>10}"))
+        columns(step, outcome, address, chunks, &bytes, &words(self.started.elapsed()))
     }
+}
+
+fn columns(step: &str, outcome: &str, address: &str, chunks: &str, bytes: &str, time: &str) -> anyhow::Result<()> {
+    line(&format!("{step:<34} {outcome:<9} {address:>14} {chunks:>6} {bytes:>12} {time:>10}"))
 }
 
 /// Prints a line.

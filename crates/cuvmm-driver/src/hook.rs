@@ -35,7 +35,8 @@ pub struct Invocation<'a> {
     pub arguments: &'a [u64],
 }
 
-/// What sees the calls of a [`Hooked`] driver.
+/// What sees the calls of a [`Hooked`] driver. It is called on the caller's thread, in the middle of what that does:
+/// it must not call back into the value whose call it sees.
 pub trait Hook: Send + Sync {
     /// Sees a call before it is made. A failure given is its result, and the call isn't made.
     fn before(&self, invocation: &Invocation<'_>) -> Option<Failure> {

@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
-#![cfg_attr(not(target_os = "linux"), doc = "This crate supports Linux alone.")]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("cuvmm supports 64-bit Linux alone");
@@ -28,3 +27,13 @@ pub use raw::{Call, RawDriver, Symbol};
 pub use stranded::{Stranded, StrandedKind};
 pub use sys::{CUresult, CudaVersion};
 pub use table::{LoadError, MissingSymbol, Served, Table, entry_point};
+
+/// Values of this crate may be used and dropped on any thread: the driver's calls have no thread affinity.
+const _: () = {
+    const fn any_thread<T: Send + Sync>() {}
+    any_thread::<Driver>();
+    any_thread::<Device>();
+    any_thread::<Table>();
+    any_thread::<sys::CUmemAllocationProp>();
+    any_thread::<sys::CUstream>();
+};

@@ -2,6 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::sys::CUresult;
+
 /// What cleaning up could not give back, counted. Each was also reported once through `tracing`.
 ///
 /// A stranded range is never freed or handed out again, and stranded memory stays allocated until the process
@@ -29,6 +33,17 @@ pub enum StrandedKind {
     Buffer,
     /// A stream, event or context reference that was not given back.
     Other,
+}
+
+impl Driver {
+    /// Counts and reports what could not be given back, for the layer that owned it. Keeps quiet when the driver has
+    /// shut down: the end of the process gives back everything.
+    pub fn strand(&self, kind: StrandedKind, error: &Error, what: &str) {
+        if error.code() != Some(CUresult::DEINITIALIZED) {
+            self.stranded().add(kind);
+            tracing::error!(?kind, %error, "{what}");
+        }
+    }
 }
 
 impl Stranded {

@@ -23,7 +23,7 @@ const WSL_PATH: &str = "/usr/lib/wsl/lib/libcuda.so.1";
 #[non_exhaustive]
 pub enum LoadError {
     /// The library couldn't be opened: there is no NVIDIA driver here, or it can't be found.
-    #[error("failed to open {}: no usable NVIDIA driver on this machine", library.display())]
+    #[error("failed to open {}: there is no NVIDIA driver, or it is not where it is looked for", library.display())]
     LibraryNotFound {
         /// What was tried.
         library: PathBuf,
@@ -31,7 +31,7 @@ pub enum LoadError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The library lacks a call that everything else needs.
-    #[error("{} has no {symbol} (CUDA {since}): the driver is too old", library.display())]
+    #[error("{} has no {symbol} (CUDA {since}): it is too old a CUDA driver, or none", library.display())]
     MissingSymbol {
         /// The call.
         symbol: Call,
@@ -53,7 +53,8 @@ pub struct MissingSymbol {
     pub symbol: Symbol,
 }
 
-/// A function pointer of the table's row.
+/// Declares, from the list, the table, what stands in for absent entry points, its calls, and the C entry points that
+/// serve a driver of ours.
 macro_rules! declare_table {
     ($($kind:ident $name:ident $export:literal $version:literal ($($arg:ident: $ty:ty),*);)*) => {
         /// The entry points of a loaded driver.
@@ -165,10 +166,15 @@ impl Table {
     /// # Errors
     /// [`LoadError::LibraryNotFound`], [`LoadError::MissingSymbol`].
     pub fn load() -> Result<Self, LoadError> {
-        Self::open(Path::new(SONAME)).or_else(|error| match error {
-            LoadError::LibraryNotFound { .. } if Path::new(WSL_PATH).exists() => Self::open(Path::new(WSL_PATH)),
-            other => Err(other),
-        })
+        // SAFETY: the system's libcuda, by the name that the driver installs it under.
+        let loaded = unsafe { Self::load_from(SONAME) };
+        match loaded {
+            Err(LoadError::LibraryNotFound { .. }) if Path::new(WSL_PATH).exists() => {
+                // SAFETY: as above, where WSL puts it.
+                unsafe { Self::load_from(WSL_PATH) }
+            }
+            loaded => loaded,
+        }
     }
 
     /// Opens the driver library at `path` and fills the table from it. As [`load`](Self::load) otherwise.
@@ -180,12 +186,9 @@ impl Table {
     /// # Errors
     /// As [`load`](Self::load).
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
-        Self::open(path.as_ref())
-    }
-
-    fn open(path: &Path) -> Result<Self, LoadError> {
+        let path = path.as_ref();
         let name: OsString = path.into();
-        // SAFETY: the library is the system's libcuda, or the caller of `load_from` vouched for it.
+        // SAFETY: the caller vouches for the library.
         let opened = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) };
         let library = match opened {
             Ok(library) => Box::leak(Box::new(library)),

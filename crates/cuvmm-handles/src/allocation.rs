@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle};
 use cuvmm_driver::{Driver, StrandedKind};
 
-use crate::error::{Error, strand};
-use crate::size::GranularSize;
+use crate::error::Error;
+use crate::size::{GranularSize, Granularity};
 
 /// Physical memory: one reference to it, released when this is dropped. The memory itself goes when its last
 /// reference, mapping and exported handle are gone, in whatever process.
@@ -34,11 +34,12 @@ use crate::size::GranularSize;
 /// # }
 /// ```
 #[derive(Debug)]
+#[must_use = "it is undone when dropped"]
 pub struct Allocation {
     driver: Driver,
     /// Invariant: a live reference that this value alone gives back.
     handle: CUmemGenericAllocationHandle,
-    size: usize,
+    size: GranularSize,
     origin: Origin,
     released: bool,
 }
@@ -83,8 +84,9 @@ impl Allocation {
         if size.is_zero() {
             return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
         }
-        let handle = driver.mem_create(size.bytes(), properties)?;
-        Ok(Self::own(driver, handle, size.bytes(), Origin::Created(properties.requested_handle_types)))
+        let bytes = size.bytes();
+        let handle = driver.mem_create(bytes, properties).map_err(|source| Error::Create { bytes, source })?;
+        Ok(Self::own(driver, handle, size, Origin::Created(properties.requested_handle_types)))
     }
 
     /// Takes a reference to the memory that `fd` names (`cuMemImportFromShareableHandle`). The descriptor may be
@@ -121,7 +123,7 @@ impl Allocation {
             return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
         }
         let handle = driver.mem_import_posix_fd(fd)?;
-        Ok(Self::own(driver, handle, size.bytes(), Origin::Imported))
+        Ok(Self::own(driver, handle, size, Origin::Imported))
     }
 
     /// Takes a reference to the memory mapped at `address` (`cuMemRetainAllocationHandle`).
@@ -135,10 +137,10 @@ impl Allocation {
     pub unsafe fn retain(driver: &Driver, address: CUdeviceptr, size: GranularSize) -> Result<Self, Error> {
         // SAFETY: the caller may share the mapping there.
         let handle = unsafe { driver.mem_retain_allocation_handle(address) }?;
-        Ok(Self::own(driver, handle, size.bytes(), Origin::Retained))
+        Ok(Self::own(driver, handle, size, Origin::Retained))
     }
 
-    fn own(driver: &Driver, handle: CUmemGenericAllocationHandle, size: usize, origin: Origin) -> Self {
+    fn own(driver: &Driver, handle: CUmemGenericAllocationHandle, size: GranularSize, origin: Origin) -> Self {
         Self { driver: driver.clone(), handle, size, origin, released: false }
     }
 
@@ -154,7 +156,12 @@ impl Allocation {
 
     /// Its size in bytes; for imported memory what the exporter said.
     pub fn size(&self) -> usize {
-        self.size
+        self.size.bytes()
+    }
+
+    /// What its size, and the addresses that it is mapped at, are multiples of.
+    pub fn granularity(&self) -> Granularity {
+        self.size.granularity()
     }
 
     /// Where this reference comes from.
@@ -217,7 +224,7 @@ impl Allocation {
         }
         // SAFETY: the reference is alive by the field's invariant, and `released` makes this the only release.
         unsafe { self.driver.mem_release(self.handle) }.map_err(|error| {
-            strand(&self.driver, StrandedKind::Allocation, &error, self.size);
+            self.driver.strand(StrandedKind::Allocation, &error, "memory was not released");
             error.into()
         })
     }

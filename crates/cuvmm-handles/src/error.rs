@@ -1,12 +1,12 @@
 //! What an operation on handles can fail with.
 
+use cuvmm_driver::Call;
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUresult};
-use cuvmm_driver::{Call, Driver, StrandedKind};
 
 /// What an operation on handles failed with.
 ///
-/// What can be told beforehand is refused before the driver is asked: all but [`Error::Driver`],
-/// [`Error::AddressUnavailable`], [`Error::Duplicate`] and [`Error::OddAnswer`].
+/// What can be told beforehand is refused before the driver is asked: all but [`Error::Driver`], the four that have
+/// one inside, [`Error::AddressUnavailable`], [`Error::Duplicate`] and [`Error::UnexpectedAnswer`].
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -27,9 +27,47 @@ use cuvmm_driver::{Call, Driver, StrandedKind};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The driver refused a call, or values of two drivers met.
+    /// The driver refused any other call, or values of two drivers met.
     #[error(transparent)]
     Driver(#[from] cuvmm_driver::Error),
+    /// Addresses could not be reserved.
+    #[error("failed to reserve {bytes:#x} bytes of addresses")]
+    Reserve {
+        /// How many.
+        bytes: usize,
+        /// Where they were wished for; 0 for anywhere.
+        hint: CUdeviceptr,
+        /// What the driver answered: 2 where so many can't be had, which says nothing of memory.
+        source: cuvmm_driver::Error,
+    },
+    /// Memory could not be made.
+    #[error("failed to create {bytes:#x} bytes of memory")]
+    Create {
+        /// How many, rounded up.
+        bytes: usize,
+        /// What the driver answered: 2 where there is not so much memory.
+        source: cuvmm_driver::Error,
+    },
+    /// Memory could not be mapped.
+    #[error("failed to map {bytes:#x} bytes at {address}")]
+    Map {
+        /// Where.
+        address: CUdeviceptr,
+        /// How many.
+        bytes: usize,
+        /// What the driver answered.
+        source: cuvmm_driver::Error,
+    },
+    /// Access to mapped memory could not be granted.
+    #[error("failed to grant access to {bytes:#x} bytes at {address}")]
+    Grant {
+        /// Where.
+        address: CUdeviceptr,
+        /// How many.
+        bytes: usize,
+        /// What the driver answered.
+        source: cuvmm_driver::Error,
+    },
     /// A size that can't be rounded up within the address space.
     #[error("{bytes} bytes at a granularity of {granularity} overflow the address space")]
     SizeOverflow {
@@ -96,8 +134,8 @@ pub enum Error {
         errno: i32,
     },
     /// An answer that the driver's manual rules out.
-    #[error("{call} answered {value}, which can't be")]
-    OddAnswer {
+    #[error("{call} answered {value}, which its manual rules out")]
+    UnexpectedAnswer {
         /// The call.
         call: Call,
         /// What it answered.
@@ -106,30 +144,28 @@ pub enum Error {
 }
 
 impl Error {
+    /// The driver's own error, where it is one.
+    pub fn driver(&self) -> Option<&cuvmm_driver::Error> {
+        match self {
+            Self::Driver(source)
+            | Self::Reserve { source, .. }
+            | Self::Create { source, .. }
+            | Self::Map { source, .. }
+            | Self::Grant { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+
     /// The driver call concerned, where there is one.
     pub fn call(&self) -> Option<Call> {
         match self {
-            Self::Driver(error) => error.call(),
-            Self::OddAnswer { call, .. } => Some(*call),
-            _ => None,
+            Self::UnexpectedAnswer { call, .. } => Some(*call),
+            _ => self.driver()?.call(),
         }
     }
 
     /// The code that the driver answered, where it was asked.
     pub fn code(&self) -> Option<CUresult> {
-        match self {
-            Self::Driver(error) => error.code(),
-            _ => None,
-        }
+        self.driver()?.code()
     }
-}
-
-/// Counts and reports what cleaning up could not give back; keeps quiet when the driver has shut down, since the
-/// process's end gives everything back.
-pub(crate) fn strand(driver: &Driver, kind: StrandedKind, error: &cuvmm_driver::Error, bytes: usize) {
-    if error.code() == Some(CUresult::DEINITIALIZED) {
-        return;
-    }
-    driver.stranded().add(kind);
-    tracing::error!(?kind, bytes, %error, "stranded");
 }

@@ -11,7 +11,7 @@ use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc};
 use cuvmm_driver::{Driver, StrandedKind};
 
 use crate::allocation::Allocation;
-use crate::error::{Error, strand};
+use crate::error::Error;
 use crate::reservation::{Reservation, Room};
 
 /// The whole of an allocation mapped in a part of a reservation, with its access. It owns a share of both, and is
@@ -43,6 +43,7 @@ use crate::reservation::{Reservation, Room};
 /// # }
 /// ```
 #[derive(Debug)]
+#[must_use = "it is undone when dropped"]
 pub struct Mapping {
     // Dropped in this order: the memory, then the room and so the addresses.
     allocation: Arc<Allocation>,
@@ -102,12 +103,18 @@ impl Mapping {
         if room.size() != allocation.size() {
             return Err(Error::OutOfBounds { offset: 0, size: allocation.size(), reserved: room.size() });
         }
+        allocation.granularity().exact(room.offset())?;
         // SAFETY: the handle is alive, the room lies within one reservation, and nobody else maps in it.
-        unsafe { driver.mem_map(room.address(), room.size(), allocation.handle()) }?;
+        unsafe { driver.mem_map(room.address(), room.size(), allocation.handle()) }.map_err(|source| Error::Map {
+            address: room.address(),
+            bytes: room.size(),
+            source,
+        })?;
         let mapping = Self { room, allocation, access, unmapped: false };
         if !mapping.access.is_empty() {
             // SAFETY: the range is the one mapping just made, on which no work runs yet.
-            unsafe { mapping.driver().mem_set_access(mapping.address(), mapping.size(), &mapping.access) }?;
+            unsafe { mapping.driver().mem_set_access(mapping.address(), mapping.size(), &mapping.access) }
+                .map_err(|source| Error::Grant { address: mapping.address(), bytes: mapping.size(), source })?;
         }
         Ok(mapping)
     }
@@ -169,7 +176,7 @@ impl Mapping {
         let result = unsafe { self.driver().mem_unmap(self.address(), self.size()) };
         self.room.set_stuck(result.is_err());
         result.map_err(|error| {
-            strand(self.driver(), StrandedKind::Mapping, &error, self.size());
+            self.driver().strand(StrandedKind::Mapping, &error, "memory was not unmapped");
             error.into()
         })
     }

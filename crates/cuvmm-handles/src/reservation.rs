@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{Driver, StrandedKind};
 
-use crate::error::{Error, strand};
+use crate::error::Error;
 use crate::size::{GranularSize, Granularity};
 
 /// A range of addresses that is nobody else's, freed when this is dropped. It costs no memory and belongs to no
@@ -35,6 +35,7 @@ use crate::size::{GranularSize, Granularity};
 /// # }
 /// ```
 #[derive(Debug)]
+#[must_use = "it is undone when dropped"]
 pub struct Reservation {
     driver: Driver,
     /// Invariant: with `size`, one reservation of the driver that this value alone gives back.
@@ -75,7 +76,11 @@ impl Reservation {
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(Error::Alignment { alignment });
         }
-        let address = driver.mem_address_reserve(size, alignment, hint)?;
+        let address = driver.mem_address_reserve(size, alignment, hint).map_err(|source| Error::Reserve {
+            bytes: size,
+            hint,
+            source,
+        })?;
         Ok(Self { driver: driver.clone(), address, size, taken: Mutex::default(), freed: false })
     }
 
@@ -180,7 +185,7 @@ impl Reservation {
         // SAFETY: the pair is ours by the field's invariant, `freed` makes this the only free, and no mapping is
         // left: each one's room holds a share, and a room whose unmap failed keeps its share for ever.
         unsafe { self.driver.mem_address_free(self.address, self.size) }.map_err(|error| {
-            strand(&self.driver, StrandedKind::Reservation, &error, self.size);
+            self.driver.strand(StrandedKind::Reservation, &error, "addresses were not freed");
             error.into()
         })
     }
@@ -217,6 +222,7 @@ impl Drop for Reservation {
 /// # }
 /// ```
 #[derive(Debug)]
+#[must_use = "it is undone when dropped"]
 pub struct Room {
     reservation: Arc<Reservation>,
     address: CUdeviceptr,
@@ -249,6 +255,11 @@ impl Room {
     /// Where it ends in the reservation, in bytes. It was taken within the reservation, so the sum doesn't overflow.
     pub fn end(&self) -> usize {
         self.offset + self.size
+    }
+
+    /// How many bytes of the reservation lie behind it, taken or not.
+    pub fn behind(&self) -> usize {
+        self.reservation.size - self.end()
     }
 
     /// Whether it stays taken for ever, and with it the reservation: something is mapped there that can't be unmapped.

@@ -47,7 +47,7 @@ impl Granularity {
         option: CUmemAllocationGranularity_flags,
     ) -> Result<Self, Error> {
         let bytes = driver.mem_get_allocation_granularity(properties, option)?;
-        Self::new(bytes).ok_or(Error::OddAnswer { call: Call::cuMemGetAllocationGranularity, value: bytes })
+        Self::new(bytes).ok_or(Error::UnexpectedAnswer { call: Call::cuMemGetAllocationGranularity, value: bytes })
     }
 
     /// How many bytes.

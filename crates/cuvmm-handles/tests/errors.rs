@@ -6,7 +6,7 @@ use cuvmm_handles::Error;
 
 #[test]
 fn each_error_says_what_and_how_much() {
-    let call = DriverError::Call {
+    let call = || DriverError::Call {
         call: Call::cuMemMap,
         code: CUresult(2),
         name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
@@ -16,8 +16,32 @@ fn each_error_says_what_and_how_much() {
     let odd = Call::cuMemGetAllocationGranularity;
     for (error, text, call, code) in [
         (
-            call.into(),
+            call().into(),
             "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            Error::Reserve { bytes: 0x20_0000, hint: CUdeviceptr(0), source: call() },
+            "failed to reserve 0x200000 bytes of addresses",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            Error::Create { bytes: 0x20_0000, source: call() },
+            "failed to create 0x200000 bytes of memory",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            Error::Map { address: CUdeviceptr(0x40_0000), bytes: 0x20_0000, source: call() },
+            "failed to map 0x200000 bytes at 0x400000",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            Error::Grant { address: CUdeviceptr(0x40_0000), bytes: 0x20_0000, source: call() },
+            "failed to grant access to 0x200000 bytes at 0x400000",
             Some(Call::cuMemMap),
             Some(CUresult(2)),
         ),
@@ -62,8 +86,8 @@ fn each_error_says_what_and_how_much() {
         (Error::Imported, "imported memory can't be exported again: forward the handle that it came by", None, None),
         (Error::Duplicate { errno: 24 }, "failed to duplicate a file descriptor: errno 24", None, None),
         (
-            Error::OddAnswer { call: odd, value: 3 },
-            "cuMemGetAllocationGranularity answered 3, which can't be",
+            Error::UnexpectedAnswer { call: odd, value: 3 },
+            "cuMemGetAllocationGranularity answered 3, which its manual rules out",
             Some(odd),
             None,
         ),

@@ -94,6 +94,7 @@ pub struct Chunk {
 /// # Ok(())
 /// # }
 /// ```
+#[must_use = "a buffer that is dropped lets go of its memory; growing one leaves it as it is"]
 pub struct VirtualMemoryBuffer {
     resource: VirtualMemoryResource,
     range: Range,
@@ -167,15 +168,14 @@ impl VirtualMemoryBuffer {
 
     /// To how many bytes it can grow within addresses that are reserved already, if no alias grows there first.
     pub fn capacity(&self) -> usize {
-        let behind = self.room_behind().map_or(0, |(reservation, offset)| reservation.size() - offset);
-        self.range.end() + behind
+        self.range.end() + self.room_behind().map_or(0, |(_, _, behind)| behind)
     }
 
-    /// Where the room behind its memory begins, in the reservation that it ends in.
-    pub(crate) fn room_behind(&self) -> Option<(&Arc<Reservation>, usize)> {
-        match self.range.last() {
-            Some(last) => Some((last.room().reservation(), last.room().end())),
-            None => self.reserved.as_ref().map(|reserved| (reserved, 0)),
+    /// The room behind its memory: the reservation that it ends in, where in it, and how many bytes.
+    pub(crate) fn room_behind(&self) -> Option<(&Arc<Reservation>, usize, usize)> {
+        match self.range.last().map(Mapping::room) {
+            Some(room) => Some((room.reservation(), room.end(), room.behind())),
+            None => self.reserved.as_ref().map(|reserved| (reserved, 0, reserved.size())),
         }
     }
 

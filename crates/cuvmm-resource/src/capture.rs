@@ -11,9 +11,7 @@
 use std::time::Duration;
 
 use cuvmm_driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
-use cuvmm_driver::{CUresult, Driver, Error};
-
-use crate::stream::strand;
+use cuvmm_driver::{CUresult, Driver, Error, StrandedKind};
 
 /// A stream to wait for or to queue on, and its context; both alive while this is borrowed.
 #[derive(Clone, Copy)]
@@ -49,7 +47,9 @@ pub(crate) fn in_host_callback(driver: &Driver) -> Result<bool, Error> {
 
 /// Whether a code says that a capture is in the way, so that nothing was waited for.
 pub(crate) fn is_capture_code(code: Option<CUresult>) -> bool {
-    code.is_some_and(|code| (CUresult::STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::TIMEOUT.0).contains(&code.0))
+    code.is_some_and(|code| {
+        (CUresult::STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::STREAM_CAPTURE_WRONG_THREAD.0).contains(&code.0)
+    })
 }
 
 /// Whether a code says that work waited for is over or lost: its context is broken or gone, and runs nothing any
@@ -181,7 +181,7 @@ impl Session<'_> {
             None => Ok(()),
         };
         for error in [&popped, &restored].into_iter().filter_map(|result| result.as_ref().err()) {
-            strand(driver, error, "the thread's context or capture mode is not restored");
+            driver.strand(StrandedKind::Other, error, "the thread's context or capture mode is not restored");
         }
         popped.and(restored)
     }

@@ -70,22 +70,26 @@ pub enum Error {
 }
 
 impl Error {
+    /// The driver's own error, where it is one.
+    pub fn driver(&self) -> Option<&cuvmm_driver::Error> {
+        match self {
+            Self::Driver(error) => Some(error),
+            Self::Handles(error) => error.driver(),
+            _ => None,
+        }
+    }
+
     /// The driver call concerned, where there is one.
     pub fn call(&self) -> Option<Call> {
         match self {
-            Self::Driver(error) => error.call(),
             Self::Handles(error) => error.call(),
-            _ => None,
+            _ => self.driver()?.call(),
         }
     }
 
     /// The code that the driver answered, where it was asked.
     pub fn code(&self) -> Option<CUresult> {
-        match self {
-            Self::Driver(error) => error.code(),
-            Self::Handles(error) => error.code(),
-            _ => None,
-        }
+        self.driver()?.code()
     }
 }
 
@@ -149,11 +153,12 @@ impl CloseError {
 /// # }
 /// ```
 #[derive(Debug, thiserror::Error)]
-#[error("the buffer was not grown")]
+#[error("{}", if *grown { "the buffer was grown, and its old addresses were not given back" } else { "the buffer was not grown" })]
 pub struct GrowError {
     #[source]
     pub(crate) error: Error,
     pub(crate) buffer: Box<VirtualMemoryBuffer>,
+    pub(crate) grown: bool,
 }
 
 impl GrowError {
@@ -162,7 +167,12 @@ impl GrowError {
         &self.error
     }
 
-    /// The buffer as it was. Where only giving back the old addresses failed, it is the grown one.
+    /// Whether the buffer inside is the grown one: it moved, and giving back its old addresses failed.
+    pub fn is_grown(&self) -> bool {
+        self.grown
+    }
+
+    /// The buffer: as it was, or the grown one where [`is_grown`](Self::is_grown) says so.
     pub fn into_buffer(self) -> VirtualMemoryBuffer {
         *self.buffer
     }

@@ -86,9 +86,9 @@ impl VirtualMemoryBuffer {
     /// ```
     ///
     /// # Errors
-    /// [`GrowError`], with this buffer as it was.
+    /// [`GrowError`], with this buffer as it was; with the grown one where only giving back the old addresses failed.
     pub fn grow_into(mut self, new_size: usize) -> Result<Self, GrowError> {
-        let fail = |error: Error, buffer: Self| GrowError { error, buffer: Box::new(buffer) };
+        let fail = |error, buffer| GrowError { error, buffer: Box::new(buffer), grown: false };
         let mut grown = match self.grow(new_size) {
             Ok(grown) => grown,
             Err(error) => return Err(fail(error, self)),
@@ -107,7 +107,7 @@ impl VirtualMemoryBuffer {
         }
         match self.let_go() {
             Ok(()) => Ok(grown),
-            Err(error) => Err(fail(error, grown)),
+            Err(error) => Err(GrowError { error, buffer: Box::new(grown), grown: true }),
         }
     }
 
@@ -118,8 +118,8 @@ impl VirtualMemoryBuffer {
     /// Room for `extra` bytes at the addresses behind this buffer's range: in its reservation first, then in a
     /// reservation behind that. None where somebody else has them, or they can't be had for any other reason.
     fn rooms_behind(&self, extra: usize) -> Option<Vec<Room>> {
-        let (reservation, offset) = self.room_behind()?;
-        let here = extra.min(reservation.size() - offset);
+        let (reservation, offset, behind) = self.room_behind()?;
+        let here = extra.min(behind);
         let mut rooms = Vec::with_capacity(2);
         if here > 0 {
             rooms.push(reservation.take(offset, here).ok()?);

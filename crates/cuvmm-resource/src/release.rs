@@ -10,11 +10,11 @@
 #![allow(unsafe_code)]
 
 use cuvmm_driver::sys::CUevent;
-use cuvmm_driver::{Device, Driver};
+use cuvmm_driver::{Device, Driver, StrandedKind};
 
 use crate::capture::{Session, Target, in_host_callback, is_capture_code, is_over};
 use crate::error::Error;
-use crate::stream::{PrimaryContext, StreamRef, may_call, strand};
+use crate::stream::{PrimaryContext, StreamRef, may_call};
 
 /// What a buffer waits for when it closes or drops, besides its fences.
 ///
@@ -267,7 +267,7 @@ impl Fence {
 fn destroy(driver: &Driver, event: CUevent) -> Result<(), cuvmm_driver::Error> {
     // SAFETY: the event was taken out of its fence, so this is the only time; it need not have completed.
     let result = unsafe { driver.event_destroy(event) };
-    result.inspect_err(|error| strand(driver, error, "an event was not destroyed"))
+    result.inspect_err(|error| driver.strand(StrandedKind::Other, error, "an event was not destroyed"))
 }
 
 impl Drop for Fence {

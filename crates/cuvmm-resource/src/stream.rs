@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
-use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
+use cuvmm_driver::{Device, Driver, StrandedKind};
 
 use crate::capture::{Session, Target, in_host_callback};
 use crate::error::Error;
@@ -74,6 +74,7 @@ pub unsafe trait StreamOwner: Send + Sync + 'static {
 /// # }
 /// ```
 #[derive(Clone)]
+#[must_use = "a stream of ours is destroyed with the last share of it"]
 pub struct StreamRef {
     inner: Arc<Inner>,
 }
@@ -223,7 +224,7 @@ impl Drop for Inner {
         }
         // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
         if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
-            strand(&self.driver, &error, "a stream was not destroyed");
+            self.driver.strand(StrandedKind::Other, &error, "a stream was not destroyed");
         }
     }
 }
@@ -251,7 +252,8 @@ impl PrimaryContext {
         }
         // SAFETY: the share was retained by this value, and `released` makes this the only release.
         let result = unsafe { self.device.primary_ctx_release() };
-        result.inspect_err(|error| strand(self.device.driver(), error, "a primary context was not released"))
+        let driver = self.device.driver();
+        result.inspect_err(|error| driver.strand(StrandedKind::Other, error, "a primary context was not released"))
     }
 
     /// The legacy default stream of this context.
@@ -282,12 +284,4 @@ pub(crate) fn may_call(driver: &Driver, kept: &str) -> bool {
         tracing::error!("{kept}: it was dropped in a host function of the driver's");
     }
     !forbidden
-}
-
-/// Counts and reports a stream, event or context that could not be given back.
-pub(crate) fn strand(driver: &Driver, error: &cuvmm_driver::Error, what: &str) {
-    if error.code() != Some(CUresult::DEINITIALIZED) {
-        driver.stranded().add(StrandedKind::Other);
-        tracing::error!(%error, "{what}");
-    }
 }

@@ -83,6 +83,7 @@ impl CUstream {
 macro_rules! number {
     ($($(#[$doc:meta])* $name:ident($repr:ty) { $($(#[$vdoc:meta])* $value:ident = $number:expr,)* })*) => {$(
         $(#[$doc])*
+        #[must_use]
         #[repr(transparent)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub $repr);
