@@ -1,10 +1,11 @@
 //! [`BufferDescriptor`]: a buffer in the form in which it travels, and the [`Metadata`] that it is told by.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use cuvmm_driver::sys::{CUmemAllocationHandleType, CUuuid};
 
 use crate::error::Error;
+use crate::handles::Handles;
 use crate::identity::{BufferId, HostId, Location};
 
 /// What a descriptor says about a buffer: everything but the handles.
@@ -48,11 +49,19 @@ impl Metadata {
         Self { handle_kind, location: None, id: None, host: None, sizes, size }
     }
 
+    /// That the sizes fit each other.
+    ///
+    /// # Errors
+    /// [`InvalidMetadata`].
+    pub fn check(&self) -> Result<(), InvalidMetadata> {
+        self.sum().map(drop)
+    }
+
     /// The sum of the chunks, in bytes, where the sizes fit each other.
     ///
     /// # Errors
     /// [`InvalidMetadata`].
-    pub fn check(&self) -> Result<usize, InvalidMetadata> {
+    pub fn sum(&self) -> Result<usize, InvalidMetadata> {
         if self.sizes.len() > Self::MAX_CHUNKS {
             return Err(InvalidMetadata::TooManyChunks { chunks: self.sizes.len() });
         }
@@ -106,8 +115,8 @@ pub enum InvalidMetadata {
 /// with what is needed to import them.
 ///
 /// It owns its handles, and so **pins the physical memory while it lives**, in every process that holds one, also
-/// after the buffer it was exported from is closed and its process has ended. Dropping it closes the handles. What
-/// was imported from it stays.
+/// after the buffer it was exported from is closed and its process has ended. Dropping it closes the handles (what can
+/// be no handle to memory, and may take its time, is closed by another thread). What was imported from it stays.
 ///
 /// [`export`](crate::export()) makes one, and so does a transport of one's own:
 ///
@@ -129,7 +138,7 @@ pub enum InvalidMetadata {
 pub struct BufferDescriptor {
     /// Checked, and with as many sizes as there are handles.
     metadata: Metadata,
-    handles: Vec<OwnedFd>,
+    handles: Handles,
 }
 
 impl BufferDescriptor {
@@ -141,6 +150,10 @@ impl BufferDescriptor {
     /// [`Error::Metadata`] where the sizes do not fit each other, [`Error::HandleCount`] where there are not as many
     /// handles as sizes. The handles are closed then.
     pub fn new(metadata: Metadata, handles: Vec<OwnedFd>) -> Result<Self, Error> {
+        Self::with_handles(metadata, handles.into())
+    }
+
+    pub(crate) fn with_handles(metadata: Metadata, handles: Handles) -> Result<Self, Error> {
         metadata.check()?;
         if handles.len() != metadata.sizes.len() {
             return Err(Error::HandleCount { handles: handles.len(), chunks: metadata.sizes.len() });
@@ -193,7 +206,7 @@ impl BufferDescriptor {
 
     /// The handles, in address order. They stay the descriptor's.
     pub fn fds(&self) -> impl ExactSizeIterator<Item = BorrowedFd<'_>> {
-        self.handles.iter().map(AsFd::as_fd)
+        self.handles.as_fds()
     }
 
     /// A second descriptor of the same buffer, with handles of its own.
@@ -201,14 +214,16 @@ impl BufferDescriptor {
     /// # Errors
     /// [`Error::Os`], as at the limit of open files. What was duplicated is closed then.
     pub fn try_clone(&self) -> Result<Self, Error> {
-        let duplicate = |handle: &OwnedFd| handle.try_clone().map_err(Error::os("duplicate a handle"));
-        let handles = self.handles.iter().map(duplicate).collect::<Result<_, _>>()?;
+        let mut handles = Handles::default();
+        for handle in self.fds() {
+            handles.extend([handle.try_clone_to_owned().map_err(Error::os("duplicate a handle"))?]);
+        }
         Ok(Self { metadata: self.metadata.clone(), handles })
     }
 
     /// The two parts, for a transport of one's own.
     pub fn into_parts(self) -> (Metadata, Vec<OwnedFd>) {
-        (self.metadata, self.handles)
+        (self.metadata, self.handles.into_files())
     }
 }
 
@@ -222,7 +237,7 @@ mod tests {
 
     #[test]
     fn sizes_must_fit_each_other() {
-        let check = |sizes: &[usize], size, expect| assert_eq!(metadata(sizes, size).check(), expect, "{sizes:?}");
+        let check = |sizes: &[usize], size, expect| assert_eq!(metadata(sizes, size).sum(), expect, "{sizes:?}");
         check(&[], 0, Ok(0));
         check(&[5], 5, Ok(5));
         check(&[5, 7], 1, Ok(12));

@@ -3,7 +3,7 @@
 use std::io;
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUresult, CUuuid};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUmemLocationType, CUresult, CUuuid};
 
 use crate::descriptor::InvalidMetadata;
 use crate::file_kind::FileKind;
@@ -52,6 +52,10 @@ pub enum Error {
     /// The socket is of another kind than the transport needs.
     #[error("not a unix stream socket")]
     NotUnixStream,
+    /// The socket is set to take a descriptor of the sending process with each message (`SO_PASSPIDFD`), which nobody
+    /// here would close.
+    #[error("the socket takes process descriptors with each message: turn SO_PASSPIDFD off")]
+    PassesPidfds,
     /// The deadline passed.
     #[error("the deadline passed while waiting to {operation}")]
     Timeout {
@@ -154,21 +158,18 @@ pub enum Error {
         granularity: usize,
     },
     /// A handle that is no file of the kind that this driver's handles are. The driver was not asked.
-    #[error("handle {chunk} is {found}, and the handles of this driver are {expected}")]
+    #[error("handle {chunk} is {found}, {}", handles_are(*expected))]
     WrongFile {
         /// Which.
         chunk: usize,
         /// What it is.
         found: FileKind,
-        /// What this driver's own handles are.
-        expected: FileKind,
+        /// What this driver's own handles are; none where it had no memory to make one, and the file can't be one of
+        /// any driver.
+        expected: Option<FileKind>,
     },
     /// The driver says that the imported memory lives elsewhere than the descriptor said.
-    #[error(
-        "the memory of chunk {chunk} is at location {:?} of type {}, and not on device {device}",
-        found.id,
-        found.location_type.0
-    )]
+    #[error("chunk {chunk} is memory {}", elsewhere(*found, *device))]
     OtherMemory {
         /// Which chunk.
         chunk: usize,
@@ -233,10 +234,12 @@ impl Error {
         let errno = |source: &io::Error| source.raw_os_error().and_then(|code| u32::try_from(code).ok());
         let plain = |reason| Some((reason, 0));
         match self {
-            Self::Closed { .. } | Self::Timeout { .. } | Self::Refused { .. } | Self::NotUnixStream => None,
+            Self::Closed { .. } | Self::Timeout { .. } | Self::Refused { .. } => None,
+            Self::NotUnixStream | Self::PassesPidfds => None,
             Self::Abandoned { .. } | Self::UnexpectedReply => None,
             Self::Wire(WireError::Version { .. }) => plain(Refusal::VERSION),
-            Self::Wire(_) | Self::Metadata(_) | Self::ChunkSize { .. } => plain(Refusal::MALFORMED),
+            Self::Wire(_) | Self::Metadata(_) => plain(Refusal::MALFORMED),
+            Self::ChunkSize { .. } => plain(Refusal::CHUNK_SIZE),
             Self::WrongHost { .. } => plain(Refusal::HOST),
             Self::TooManyHandles { .. } => plain(Refusal::TOO_MANY_HANDLES),
             Self::TooManyBytes { .. } => plain(Refusal::TOO_MANY_BYTES),
@@ -248,7 +251,12 @@ impl Error {
                 plain(Refusal::LOCATION)
             }
             Self::TruncatedHandles { .. } => plain(Refusal::OPEN_FILES),
+            Self::Os { source, .. } if matches!(errno(source), Some(EMFILE | ENFILE)) => plain(Refusal::OPEN_FILES),
             Self::Os { source, .. } => Some((Refusal::OTHER, errno(source).unwrap_or(0))),
+            // So the driver says that no descriptor is left: an import opens one of its own.
+            _ if (self.call(), self.code()) == (Some(IMPORT), Some(CUresult::OPERATING_SYSTEM)) => {
+                plain(Refusal::OPEN_FILES)
+            }
             Self::Driver(_) | Self::Handles(_) | Self::Resource(_) => {
                 Some(self.code().map_or((Refusal::OTHER, 0), |code| (Refusal::DRIVER, code.0)))
             }
@@ -257,40 +265,123 @@ impl Error {
     }
 }
 
+const IMPORT: Call = Call::cuMemImportFromShareableHandle;
+/// Too many open files: of this process, and of the system.
+const EMFILE: u32 = 24;
+const ENFILE: u32 = 23;
+
+fn handles_are(expected: Option<FileKind>) -> String {
+    expected.map_or_else(
+        || "and no driver's handles are that".to_owned(),
+        |expected| format!("and the handles of this driver are {expected}"),
+    )
+}
+
+fn elsewhere(found: CUmemLocation, device: i32) -> String {
+    match found.location_type {
+        CUmemLocationType::DEVICE => format!("on device {}, not {device}", found.id),
+        CUmemLocationType(kind) => format!("at location {} of type {kind}, not on device {device}", found.id),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
+    use std::os::fd::AsFd;
 
     use super::*;
 
     #[test]
     fn messages_name_what_failed_with_its_numbers() {
         let check = |error: Error, expect: &str| assert_eq!(error.to_string(), expect);
+        let metadata = InvalidMetadata::EmptyChunk { chunk: 2 };
+        check(Error::Metadata(metadata), "not a descriptor of a buffer");
         check(Error::HandleCount { handles: 2, chunks: 3 }, "2 handles for 3 chunks");
+        let (one, two) = (HostId::new([1; 16]).unwrap(), HostId::new([2; 16]).unwrap());
+        let hosts = format!("made on host {}, and this is host {}", "02".repeat(16), "01".repeat(16));
+        check(Error::WrongHost { ours: one, theirs: two }, &hosts);
         check(Error::TooManyHandles { chunks: 5, limit: 4 }, "5 chunks are announced, and at most 4 are taken");
+        check(Error::TooManyBytes { bytes: 5, limit: 4 }, "5 bytes are announced, and at most 4 are taken");
+        check(Error::NotUnixStream, "not a unix stream socket");
+        check(Error::PassesPidfds, "the socket takes process descriptors with each message: turn SO_PASSPIDFD off");
+        let operation = "receive a header";
+        check(Error::Timeout { operation }, "the deadline passed while waiting to receive a header");
+        check(Error::Closed { operation }, "the peer closed its end before we could receive a header");
+        check(Error::Wire(WireError::Reply { found: 9 }), "what the peer sent is no message of the protocol");
         check(Error::UnexpectedHandles { announced: 4, received: 6 }, "6 handles arrived where 4 were due");
         check(
             Error::TruncatedHandles { announced: 300, received: 40, limit: 64 },
             "only 40 of 300 handles could be taken over, under a limit of 64 open files",
         );
-        check(
-            Error::Timeout { operation: "receive a header" },
-            "the deadline passed while waiting to receive a header",
-        );
-        check(
-            Error::Closed { operation: "receive handles" },
-            "the peer closed its end before we could receive handles",
-        );
+        check(Error::Abandoned { sent: 1, chunks: 3 }, "the sender gave up after 1 of 3 handles");
         check(Error::Refused { reason: Refusal::DRIVER, detail: 801 }, "the receiver refused: driver failed (801)");
+        check(Error::UnexpectedReply, "the receiver answered out of turn");
+        let (posix, fabric) = (CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, CUmemAllocationHandleType::FABRIC);
+        check(
+            Error::NotExportable { has: CUmemAllocationHandleType::NONE, wanted: posix },
+            "memory made for handle kinds 0x0 can't be exported as kind 0x1: make its resource with the kind, or copy \
+             into a buffer that has it",
+        );
+        check(
+            Error::Imported { chunk: 1 },
+            "chunk 1 was imported and can't be exported again: forward the descriptor that it came by, or copy into a \
+             buffer of your own",
+        );
+        check(
+            Error::WrongHandleKind { ours: posix, theirs: fabric },
+            "the descriptor has handles of kind 0x8, and the resource is made for kind 0x1",
+        );
+        let uuid = CUuuid::default();
+        check(
+            Error::WrongLocation { ours: uuid, theirs: Location::HostNuma { node: 1 } },
+            &format!("the memory is on host memory of NUMA node 1, and the resource is made for device {uuid}"),
+        );
         check(
             Error::ChunkSize { chunk: 1, bytes: 4096, granularity: 65536 },
             "chunk 1 of 4096 bytes is no multiple of the granularity, 65536",
         );
-        let kinds = CUmemAllocationHandleType::NONE;
+        let kind = |path| FileKind::of(std::fs::File::open(path).unwrap().as_fd()).unwrap();
         check(
-            Error::WrongHandleKind { ours: kinds, theirs: CUmemAllocationHandleType::FABRIC },
-            "the descriptor has handles of kind 0x8, and the resource is made for kind 0x0",
+            Error::WrongFile { chunk: 1, found: kind("/"), expected: Some(kind("/dev/null")) },
+            "handle 1 is a directory, and the handles of this driver are character device 1:3",
         );
+        check(
+            Error::WrongFile { chunk: 1, found: kind("/"), expected: None },
+            "handle 1 is a directory, and no driver's handles are that",
+        );
+        let other = |found| Error::OtherMemory { chunk: 0, found, device: 0 };
+        check(other(CUmemLocation::device(1)), "chunk 0 is memory on device 1, not 0");
+        let node = CUmemLocation { location_type: CUmemLocationType::HOST_NUMA, id: 1 };
+        check(other(node), "chunk 0 is memory at location 1 of type 3, not on device 0");
+        check(
+            Error::HiddenDevice { chunk: 2 },
+            "the memory of chunk 2 is on a device that is not visible to this process",
+        );
+        check(Error::os("send handles")(io::Error::from_raw_os_error(24)), "failed to send handles");
+        // What lower layers say is theirs to word.
+        let driver = cuvmm_driver::Error::NoSuchDevice { ordinal: 7, count: 1 };
+        check(Error::Driver(driver.clone()), &driver.to_string());
+        check(Error::Handles(cuvmm_handles::Error::Imported), &cuvmm_handles::Error::Imported.to_string());
+        let chunks = || cuvmm_resource::Error::Chunks { size: 1, sum: 0 };
+        check(Error::Resource(chunks()), &chunks().to_string());
+    }
+
+    #[test]
+    fn a_receiver_without_open_files_says_so() {
+        let failed = |call, code| {
+            let (name, text) = (String::new(), String::new());
+            Error::Driver(cuvmm_driver::Error::Call { call, code, name, text })
+        };
+        let check = |error: Error, expect| assert_eq!(error.refusal(), Some(expect), "{error}");
+        for errno in [EMFILE, ENFILE] {
+            let error = io::Error::from_raw_os_error(errno.cast_signed());
+            check(Error::os("duplicate a handle")(error), (Refusal::OPEN_FILES, 0));
+        }
+        check(Error::os("wait")(io::Error::from_raw_os_error(5)), (Refusal::OTHER, 5));
+        check(failed(IMPORT, CUresult::OPERATING_SYSTEM), (Refusal::OPEN_FILES, 0));
+        check(failed(IMPORT, CUresult::UNKNOWN), (Refusal::DRIVER, 999));
+        check(failed(Call::cuMemMap, CUresult::OPERATING_SYSTEM), (Refusal::DRIVER, 304));
+        check(Error::ChunkSize { chunk: 0, bytes: 1, granularity: 2 }, (Refusal::CHUNK_SIZE, 0));
     }
 
     #[test]
@@ -299,7 +390,7 @@ mod tests {
         assert_eq!(error.to_string(), "failed to send handles");
         let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
         assert_eq!(cause.and_then(io::Error::raw_os_error), Some(24));
-        assert_eq!(error.refusal(), Some((Refusal::OTHER, 24)));
+        assert_eq!(error.refusal(), Some((Refusal::OPEN_FILES, 0)));
         let error = Error::from(WireError::Version { found: 7 });
         assert_eq!(
             error.source().map(ToString::to_string).as_deref(),

@@ -37,8 +37,9 @@ use crate::identity::{BufferId, HostId, Location};
 #[doc(alias = "cuMemExportToShareableHandle")]
 pub fn export(buffer: &VirtualMemoryBuffer) -> Result<BufferDescriptor, Error> {
     let export = Export::of(buffer)?;
+    let metadata = export.metadata()?;
     let handles = (0..export.chunks()).map(|chunk| export.handle(chunk)).collect::<Result<_, _>>()?;
-    BufferDescriptor::new(export.metadata()?, handles)
+    BufferDescriptor::new(metadata, handles)
 }
 
 /// A buffer that can be exported, chunk by chunk.

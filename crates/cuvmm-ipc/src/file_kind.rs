@@ -1,14 +1,11 @@
 //! [`FileKind`]: what kind of file a driver's exported handles are, so that nothing else reaches the driver.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::BorrowedFd;
 
-use cuvmm_driver::Device;
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
-use cuvmm_handles::Allocation;
-use cuvmm_resource::VirtualMemoryResource;
-use rustix::fs::{AtFlags, FileType, StatxFlags, fstat, major, minor, statx};
+use cuvmm_driver::sys::CUmemAllocationHandleType;
+use cuvmm_driver::{CUresult, Device, HandleFile, Probe};
+use rustix::fs::{AtFlags, FileType, SealFlags, StatxFlags, fcntl_get_seals, fstat, major, minor, statx};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -35,54 +32,60 @@ impl FileKind {
             }
             Err(error) => return Err(Error::os("ask what a handle is")(error)),
         };
-        let file_type = FileType::from_raw_mode(mode);
-        let is_node = matches!(file_type, FileType::CharacterDevice | FileType::BlockDevice);
-        Ok(Self { file_type, device: if is_node { device } else { (0, 0) } })
+        Ok(Self::new(mode, device))
     }
 
-    /// The kind of `device`'s own handles. The first time, one is made and looked at.
-    fn of_handles(resource: &VirtualMemoryResource) -> Result<Self, Error> {
-        let key = Key::of(resource.device());
-        match known(|list| list.iter().find(|(known, _)| *known == key).map(|(_, kind)| *kind)) {
-            Some(kind) => Ok(kind),
-            None => Self::learn(resource, key),
+    fn new(mode: u32, device: (u32, u32)) -> Self {
+        let file_type = FileType::from_raw_mode(mode);
+        let is_node = matches!(file_type, FileType::CharacterDevice | FileType::BlockDevice);
+        Self { file_type, device: if is_node { device } else { (0, 0) } }
+    }
+
+    /// The kind of `device`'s own handles, as its probe saw them: asked for before the first import, and nothing is
+    /// made after that, whatever a peer sends. None where there was no memory or no open file left for the probe.
+    fn of_handles(device: &Device) -> Result<Option<Self>, Error> {
+        if let Some(file) = device.posix_fd_file() {
+            return Ok(Some(file.into()));
+        }
+        let kinds = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+        let found = device.probed(kinds).filter(lacked_something).unwrap_or_else(|| device.probe(kinds));
+        match found {
+            Probe::Refused { error, .. } if !lacks(&error) => Err(error.into()),
+            _ => Ok(device.posix_fd_file().map(Self::from)),
         }
     }
 
-    fn learn(resource: &VirtualMemoryResource, key: Key) -> Result<Self, Error> {
-        let device = resource.device();
-        let kinds = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
-        let properties = CUmemAllocationProp::pinned(device.location(), kinds);
-        let size = resource.granularity().round_up(1)?;
-        let allocation = Allocation::create(device.driver(), size, &properties)?;
-        let kind = Self::of(allocation.export_posix_fd()?.as_fd())?;
-        allocation.close()?;
-        known(|list| {
-            list.retain(|(known, _)| *known != key);
-            list.truncate(MOST_KNOWN - 1);
-            list.insert(0, (key, kind));
-        });
-        Ok(kind)
+    /// Whether an open file of this kind may be a handle of a driver whose own handles were never seen: a character
+    /// device, or a regular file that nobody can shorten (`F_SEAL_SHRINK`). No socket, pipe or directory is one, and
+    /// no file on a disk or in a user's own file system.
+    fn may_be_handle(self, file: BorrowedFd<'_>) -> bool {
+        match self.file_type {
+            FileType::CharacterDevice => true,
+            FileType::RegularFile => fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)),
+            _ => false,
+        }
     }
 
-    /// Refuses what can't be a handle of this driver's.
+    /// Whether closing it keeps nobody waiting: device nodes, and files that live in memory, which alone have seals.
+    pub(crate) fn closes_at_once(file: BorrowedFd<'_>) -> bool {
+        fcntl_get_seals(file).is_ok() || Self::of(file).is_ok_and(|kind| kind.file_type == FileType::CharacterDevice)
+    }
+
+    /// Refuses what can't be a handle of `device`'s driver. No handles need no call.
     ///
     /// # Errors
-    /// [`Error::WrongFile`]; what the driver answers when it is asked for a handle of its own.
+    /// [`Error::WrongFile`]; what the driver answers when its own handles are looked at for the first time.
     pub(crate) fn check<'a>(
-        resource: &VirtualMemoryResource,
-        handles: impl IntoIterator<Item = (usize, BorrowedFd<'a>)>,
+        device: &Device,
+        handles: impl ExactSizeIterator<Item = (usize, BorrowedFd<'a>)>,
     ) -> Result<(), Error> {
-        let mut expected = Self::of_handles(resource)?;
-        let mut is_fresh = false;
+        if handles.len() == 0 {
+            return Ok(());
+        }
+        let expected = Self::of_handles(device)?;
         for (chunk, handle) in handles {
             let found = Self::of(handle)?;
-            if found != expected && !is_fresh {
-                // What is known may be of a driver that lived at this address before.
-                expected = Self::learn(resource, Key::of(resource.device()))?;
-                is_fresh = true;
-            }
-            if found != expected {
+            if !expected.map_or_else(|| found.may_be_handle(handle), |expected| found == expected) {
                 return Err(Error::WrongFile { chunk, found, expected });
             }
         }
@@ -90,25 +93,19 @@ impl FileKind {
     }
 }
 
-/// A device by where its driver lives: a clone of the driver kept here would keep it alive for ever.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Key {
-    driver: usize,
-    ordinal: i32,
+/// Whether a probe ended for want of something that may be there later.
+fn lacked_something(probe: &Probe) -> bool {
+    matches!(probe, Probe::Refused { error, .. } if lacks(error))
 }
 
-impl Key {
-    fn of(device: &Device) -> Self {
-        Self { driver: std::ptr::from_ref(device.driver().raw()).addr(), ordinal: device.ordinal() }
+fn lacks(error: &cuvmm_driver::Error) -> bool {
+    matches!(error.code(), Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM))
+}
+
+impl From<HandleFile> for FileKind {
+    fn from(file: HandleFile) -> Self {
+        Self::new(file.file_type, (major(file.device), minor(file.device)))
     }
-}
-
-/// How many devices are remembered: more than a process has, but for tests that make a driver each.
-const MOST_KNOWN: usize = 64;
-
-fn known<T>(use_it: impl FnOnce(&mut Vec<(Key, FileKind)>) -> T) -> T {
-    static KNOWN: Mutex<Vec<(Key, FileKind)>> = Mutex::new(Vec::new());
-    use_it(&mut KNOWN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl fmt::Display for FileKind {

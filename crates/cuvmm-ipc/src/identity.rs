@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cuvmm_driver::sys::CUuuid;
 
@@ -41,24 +42,43 @@ impl BufferId {
 
     /// The id of this process's buffer of those numbers. Random bits are read once a process.
     pub(crate) fn of_this_process(family: u64, generation: u64) -> io::Result<Self> {
-        static FIRST: OnceLock<u128> = OnceLock::new();
-        let first = match FIRST.get() {
-            Some(first) => *first,
-            None => {
-                let first = random_bits()?;
-                *FIRST.get_or_init(|| first)
-            }
-        };
-        // As random as the first, and different for each number.
-        let family = first.wrapping_add(u128::from(family)).to_le_bytes();
+        // As random as those bits, and different for each number.
+        let family = bits_of_this_process()?.wrapping_add(u128::from(family)).to_le_bytes();
         Ok(Self { family, generation })
     }
 }
 
-fn random_bits() -> io::Result<u128> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u128::from_le_bytes(bytes))
+/// Random bits that are this process's alone: a child that was forked reads its own. No lock is held that another
+/// thread may have had when the process was forked.
+fn bits_of_this_process() -> io::Result<u128> {
+    /// Who writes the bits, or has written them.
+    static CLAIMED_BY: AtomicU32 = AtomicU32::new(0);
+    /// Whose bits are whole. No process has number 0.
+    static WRITTEN_BY: AtomicU32 = AtomicU32::new(0);
+    static LOW: AtomicU64 = AtomicU64::new(0);
+    static HIGH: AtomicU64 = AtomicU64::new(0);
+    let process = std::process::id();
+    if WRITTEN_BY.load(Ordering::Acquire) != process {
+        let [low, high] = random_bits()?;
+        if CLAIMED_BY.swap(process, Ordering::AcqRel) != process {
+            LOW.store(low, Ordering::Relaxed);
+            HIGH.store(high, Ordering::Relaxed);
+            WRITTEN_BY.store(process, Ordering::Release);
+        }
+        // Another thread of this process is about to have written them.
+        while WRITTEN_BY.load(Ordering::Acquire) != process {
+            std::thread::yield_now();
+        }
+    }
+    Ok(u128::from(HIGH.load(Ordering::Relaxed)) << 64 | u128::from(LOW.load(Ordering::Relaxed)))
+}
+
+fn random_bits() -> io::Result<[u64; 2]> {
+    let mut source = File::open("/dev/urandom")?;
+    let (mut low, mut high) = ([0; 8], [0; 8]);
+    source.read_exact(&mut low)?;
+    source.read_exact(&mut high)?;
+    Ok([u64::from_le_bytes(low), u64::from_le_bytes(high)])
 }
 
 impl std::fmt::Display for BufferId {

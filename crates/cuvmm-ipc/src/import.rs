@@ -18,8 +18,8 @@ const HIDDEN_DEVICE: i32 = -2;
 /// that is exactly their sum. Each handle is closed as soon as its chunk is imported; the mapping keeps the memory.
 ///
 /// The descriptor is not trusted. Everything that can be is checked before the driver is called: handle kind, host,
-/// device, sizes, and that each handle is a file of the kind that this driver's own handles are (found out once, by
-/// making one). After it, the driver's own word about the memory is compared, and a size that was not true is what the
+/// device, sizes, and that each handle is a file of the kind that this driver's own handles are (found out once a device,
+/// by its probe). After it, the driver's own word about the memory is compared, and a size that was not true is what the
 /// driver refuses to map.
 ///
 /// In the process that exported it, this gives an alias at another address. The buffer can't be exported again.
@@ -46,10 +46,10 @@ const HIDDEN_DEVICE: i32 = -2;
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import(resource: &VirtualMemoryResource, descriptor: BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
     check(resource, descriptor.metadata())?;
-    FileKind::check(resource, descriptor.fds().enumerate())?;
+    FileKind::check(resource.device(), descriptor.fds().enumerate())?;
     let (metadata, handles) = descriptor.into_parts();
     let mut handles = handles.into_iter();
-    map(resource, &metadata, |chunk, size| {
+    resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
         let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
         import_chunk(resource, chunk, handle.as_fd(), size)
     })
@@ -79,15 +79,15 @@ pub fn import_from(
     descriptor: &BufferDescriptor,
 ) -> Result<VirtualMemoryBuffer, Error> {
     check(resource, descriptor.metadata())?;
-    FileKind::check(resource, descriptor.fds().enumerate())?;
+    FileKind::check(resource.device(), descriptor.fds().enumerate())?;
     let mut handles = descriptor.fds();
-    map(resource, descriptor.metadata(), |chunk, size| {
+    resource.map_chunks(descriptor.sizes(), descriptor.size(), |chunk, size| {
         let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: descriptor.sizes().len() })?;
         import_chunk(resource, chunk, handle, size)
     })
 }
 
-/// Refuses metadata that `resource` can't import. The only call is the one that asks for the device's UUID.
+/// Refuses metadata that `resource` can't import. The only call is the one that asks for the device's UUID, once.
 pub(crate) fn check(resource: &VirtualMemoryResource, metadata: &Metadata) -> Result<(), Error> {
     let ours = resource.options().kind().as_driver();
     if metadata.handle_kind != ours || !resource.is_ipc_enabled() {
@@ -109,15 +109,6 @@ pub(crate) fn check(resource: &VirtualMemoryResource, metadata: &Metadata) -> Re
         }
     }
     Ok(())
-}
-
-/// Maps what `next` imports.
-pub(crate) fn map(
-    resource: &VirtualMemoryResource,
-    metadata: &Metadata,
-    next: impl FnMut(usize, GranularSize) -> Result<Allocation, Error>,
-) -> Result<VirtualMemoryBuffer, Error> {
-    resource.map_chunks(&metadata.sizes, metadata.size, next)
 }
 
 /// Imports one chunk from a handle that is a file of the right kind, and compares what the driver says of it.

@@ -8,6 +8,7 @@ mod descriptor;
 mod error;
 mod export;
 mod file_kind;
+mod handles;
 mod identity;
 mod import;
 mod transport;

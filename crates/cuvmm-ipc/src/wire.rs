@@ -89,12 +89,6 @@ pub enum WireError {
         /// The number.
         found: u32,
     },
-    /// A size that no address range of this machine has.
-    #[error("a size of {found} bytes")]
-    Size {
-        /// The size.
-        found: u64,
-    },
     /// The sizes do not fit each other.
     #[error(transparent)]
     Metadata(#[from] InvalidMetadata),
@@ -123,6 +117,8 @@ pub enum WireError {
 /// assert_eq!(wire::decode(&header), Ok(metadata));
 /// # Ok::<(), cuvmm_ipc::InvalidMetadata>(())
 /// ```
+///
+/// Any kind of handle can be said, though only POSIX file descriptors have a transport in this version.
 ///
 /// # Errors
 /// [`InvalidMetadata`]: what does not fit together is not sent.
@@ -237,7 +233,7 @@ impl Preamble {
             location,
             id,
             host: HostId::new(field(bytes, at::HOST)),
-            size: size(field(bytes, at::SIZE))?,
+            size: usize::from_le_bytes(field(bytes, at::SIZE)),
             ..Metadata::new(Vec::new())
         };
         Ok(Self { chunks, metadata })
@@ -273,7 +269,7 @@ impl Preamble {
             return Err(WireError::Length { found: before(bytes.len()), expected: before(self.sizes_length()) });
         }
         let (sizes, _) = bytes.as_chunks();
-        let sizes = sizes.iter().map(|&bytes| size(bytes)).collect::<Result<_, _>>()?;
+        let sizes = sizes.iter().map(|&bytes| usize::from_le_bytes(bytes)).collect();
         let metadata = Metadata { sizes, ..self.metadata };
         metadata.check()?;
         Ok(metadata)
@@ -398,6 +394,8 @@ impl Refusal {
     pub const DRIVER: Self = Self(10);
     /// Something else; the detail is an errno, or 0.
     pub const OTHER: Self = Self(11);
+    /// A chunk of a size that the receiver's memory doesn't come in.
+    pub const CHUNK_SIZE: Self = Self(12);
 }
 
 impl fmt::Display for Refusal {
@@ -414,6 +412,7 @@ impl fmt::Display for Refusal {
             Self::OPEN_FILES => "too many open files",
             Self::DRIVER => "driver failed",
             Self::OTHER => "other failure",
+            Self::CHUNK_SIZE => "size of a chunk not taken",
             Self(number) => return write!(f, "reason {number}"),
         })
     }
@@ -427,11 +426,6 @@ fn field<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
 
 fn zero<const N: usize>(bytes: &[u8], offset: usize) -> Result<(), WireError> {
     if field(bytes, offset) == [0; N] { Ok(()) } else { Err(WireError::NotZero { offset }) }
-}
-
-fn size(bytes: [u8; 8]) -> Result<usize, WireError> {
-    let found = u64::from_le_bytes(bytes);
-    usize::try_from(found).map_err(|_| WireError::Size { found })
 }
 
 /// Numbers here are bounded by [`Metadata::MAX_CHUNKS`].

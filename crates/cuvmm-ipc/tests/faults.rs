@@ -251,45 +251,6 @@ fn an_import_that_failed_after_its_effect_loses_that_object_alone() {
 }
 
 #[test]
-fn a_failed_probe_of_the_drivers_own_handles_leaves_nothing() {
-    let files = OpenFiles::watch();
-    let exporter = Bench::new();
-    let descriptor = export(&grown(&shareable(&exporter.driver, 0), 2)).unwrap();
-    let mut failed = Vec::new();
-    // Each probes anew: all are kept, so that no two drivers live at one address.
-    let mut benches = Vec::new();
-    for nth in 0.. {
-        let bench = Bench::new();
-        let resource = shareable(&bench.driver, 0);
-        let live = bench.simulator.live();
-        let open = OpenFiles::count();
-        bench.fault.arm(nth, CUresult::OUT_OF_MEMORY, false);
-        let result = import_from(&resource, &descriptor);
-        let call = bench.fault.disarm();
-        if let (None, Ok(_)) = (call, &result) {
-            break;
-        }
-        let error = result.unwrap_err();
-        assert_eq!(error.call(), call, "{error}");
-        failed.extend(call);
-        // A reference whose release failed is stranded, and counted.
-        if call == Some(Call::cuMemRelease) {
-            assert_eq!(bench.driver.stranded().total(), 1);
-        } else {
-            assert_eq!(bench.simulator.live(), live, "{error}");
-            assert_eq!(OpenFiles::count(), open, "{error}");
-        }
-        drop(import_from(&resource, &descriptor).unwrap());
-        benches.push(bench);
-    }
-    for call in [Call::cuMemCreate, Call::cuMemExportToShareableHandle, Call::cuMemRelease] {
-        assert!(failed.contains(&call), "{failed:?}");
-    }
-    drop((benches, descriptor, exporter));
-    files.assert_unchanged();
-}
-
-#[test]
 fn an_import_by_value_that_fails_midway_closes_every_handle() {
     let _files = OpenFiles::watch();
     let bench = Bench::new();
@@ -327,8 +288,8 @@ fn both_sides_of_an_exchange_hear_of_a_failure_of_either() {
     let assert_unchanged = || {
         assert_eq!((exporter.simulator.live(), importer.simulator.live(), OpenFiles::count()), before);
     };
-    // The calls of an export are the UUID and one for each chunk.
-    for passing in [1, 2, 16, 17, 30, 40] {
+    // The calls of an export are one for each chunk.
+    for passing in [0, 1, 15, 16, 29, 39] {
         exporter.fault.arm(passing, CUresult::OPERATING_SYSTEM, false);
         let (sent, received) = exchange();
         let (sent, received) = (sent.unwrap_err(), received.unwrap_err());
@@ -336,7 +297,7 @@ fn both_sides_of_an_exchange_hear_of_a_failure_of_either() {
         assert!(matches!(received, Error::Abandoned { chunks: 40, .. }), "{received}");
         assert_unchanged();
     }
-    for passing in [1, 5, 60, 100, 161] {
+    for passing in [0, 5, 60, 100, 160] {
         importer.fault.arm(passing, CUresult::OUT_OF_MEMORY, false);
         let (sent, received) = exchange();
         let (sent, received) = (sent.unwrap_err(), received.unwrap_err());

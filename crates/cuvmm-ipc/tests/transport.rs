@@ -356,19 +356,24 @@ fn the_sender_hears_why_it_was_refused() {
 #[test]
 fn a_receiver_that_answers_nonsense_is_a_typed_error() {
     let files = OpenFiles::watch();
-    let check = |chunks: usize, answer: &[u8], expect: fn(&Error) -> bool| {
+    let check = |chunks: usize, answer: &[u8], handles: &[BorrowedFd<'_>], expect: fn(&Error) -> bool| {
         let (ours, mut theirs) = pair();
-        // It may even send handles.
-        send_raw(&theirs, answer, &[memory_file().as_fd()]);
+        send_raw(&theirs, answer, handles);
         let error = send(&ours, &descriptor(chunks), soon()).unwrap_err();
         assert!(expect(&error), "{error}");
         let mut rest = Vec::new();
         drop(ours);
         theirs.read_to_end(&mut rest).unwrap();
     };
-    check(1, &[9; 8], |error| matches!(error, Error::Wire(WireError::NotZero { .. })));
-    check(1, &Reply::More { handles: 3 }.encode(), |error| matches!(error, Error::UnexpectedReply));
-    check(20, &Reply::Accepted.encode(), |error| matches!(error, Error::UnexpectedReply));
+    check(1, &[9; 8], &[], |error| matches!(error, Error::Wire(WireError::NotZero { .. })));
+    check(1, &Reply::More { handles: 3 }.encode(), &[], |error| matches!(error, Error::UnexpectedReply));
+    check(20, &Reply::Accepted.encode(), &[], |error| matches!(error, Error::UnexpectedReply));
+    // Even a good reply has no handles.
+    let handle = memory_file();
+    check(1, &Reply::Accepted.encode(), &[handle.as_fd(); 3], |error| {
+        matches!(error, Error::UnexpectedHandles { announced: 0, received: 3 })
+    });
+    drop(handle);
     files.assert_unchanged();
 }
 

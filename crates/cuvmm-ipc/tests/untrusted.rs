@@ -107,7 +107,7 @@ fn a_chunk_of_no_granular_size_is_refused_before_the_driver_is_asked() {
             metadata.size -= 1;
         },
         |error| matches!(error, Error::ChunkSize { chunk: 2, granularity: G, .. }),
-        Refusal::MALFORMED,
+        Refusal::CHUNK_SIZE,
     );
 }
 

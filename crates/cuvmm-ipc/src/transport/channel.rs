@@ -10,18 +10,22 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::socket::GetSockOpt;
+use nix::sys::socket::sockopt::GetBool;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketType, recv, recvmsg, sendmsg, sockopt,
+    SendAncillaryMessage, SendFlags, SocketType, recvmsg, sendmsg, sockopt,
 };
 
 use crate::error::Error;
+use crate::handles::Handles;
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
 /// Room for as many handles as one message can have.
@@ -31,6 +35,14 @@ const RIGHTS_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_HANDLES_PER_MESSAG
 const RECEIVE_SPACE: usize = RIGHTS_SPACE + 1024;
 /// The waits for others to receive what is in flight: the first, and the longest.
 const IN_FLIGHT_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+
+const SO_PASSPIDFD: libc::c_int = 76;
+
+/// Whether each message comes with a descriptor of the process that sent it (Linux 6.5).
+#[derive(Clone, Copy)]
+struct PassPidfd;
+
+nix::getsockopt_impl!(PassPidfd, libc::SOL_SOCKET, SO_PASSPIDFD, bool, GetBool);
 
 /// One end of a connection, and the time until which it is used.
 #[derive(Clone, Copy)]
@@ -43,7 +55,7 @@ impl<'s> Channel<'s> {
     /// Over that socket.
     ///
     /// # Errors
-    /// [`Error::NotUnixStream`]; [`Error::Os`] for what is no socket.
+    /// [`Error::NotUnixStream`]; [`Error::PassesPidfds`]; [`Error::Os`] for what is no socket.
     pub(super) fn new(socket: BorrowedFd<'s>, deadline: Instant) -> Result<Self, Error> {
         let asked = Error::os("ask what kind of socket this is");
         let asked_again = Error::os("ask which family the socket is of");
@@ -52,31 +64,55 @@ impl<'s> Channel<'s> {
         if kind != SocketType::STREAM || family != AddressFamily::UNIX {
             return Err(Error::NotUnixStream);
         }
+        // rustix leaves out what it does not know, and such a descriptor would stay open. Older kernels have none.
+        if PassPidfd.get(&socket) == Ok(true) {
+            return Err(Error::PassesPidfds);
+        }
         Ok(Self { socket, deadline })
     }
 
-    /// Sends all of `bytes`, with `handles` (at most [`MAX_HANDLES_PER_MESSAGE`]) at their first byte.
+    /// Sends all of `bytes`, with `handles` (at most [`MAX_HANDLES_PER_MESSAGE`]) at their first byte. A peer that says
+    /// something while it takes nothing ends it, with [`Error::UnexpectedReply`]: what it says is not read here.
     pub(super) fn send(&self, bytes: &[u8], handles: &[BorrowedFd<'_>], operation: &'static str) -> Result<(), Error> {
         let mut left = bytes;
         // The kernel hands the handles over with the first byte that it takes.
         let mut handles = handles;
         let mut in_flight_wait = IN_FLIGHT_WAIT.0;
         while !left.is_empty() {
-            match self.send_once(left, handles) {
+            let ready = match self.send_once(left, handles) {
                 Ok(sent) => {
                     left = left.get(sent..).unwrap_or_default();
                     handles = &[];
+                    continue;
                 }
-                Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => self.wait(PollFlags::POLLOUT, operation)?,
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => self.wait(PollFlags::POLLOUT | PollFlags::POLLIN, operation)?,
                 // Too many handles of this user are on their way; nothing tells when they arrive.
                 Err(errno @ Errno::ETOOMANYREFS) => {
                     let time_left = self.time_left().ok_or_else(|| Error::os(operation)(errno))?;
-                    std::thread::sleep(in_flight_wait.min(time_left));
+                    let wait = in_flight_wait.min(time_left);
                     in_flight_wait = IN_FLIGHT_WAIT.1.min(in_flight_wait * 2);
+                    self.poll(PollFlags::POLLIN, wait)?
                 }
-                Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(Error::Closed { operation }),
-                Err(errno) => return Err(Error::os(operation)(errno)),
+                Err(errno) => return Err(failed(errno, operation)),
+            };
+            // A peer that is gone is heard of by the next attempt.
+            if ready == PollFlags::POLLIN {
+                return Err(Error::UnexpectedReply);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all of `bytes`, whatever the peer says meanwhile.
+    pub(super) fn reply(&self, bytes: &[u8], operation: &'static str) -> Result<(), Error> {
+        let mut left = bytes;
+        while !left.is_empty() {
+            match self.send_once(left, &[]) {
+                Ok(sent) => left = left.get(sent..).unwrap_or_default(),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => drop(self.wait(PollFlags::POLLOUT, operation)?),
+                Err(errno) => return Err(failed(errno, operation)),
             }
         }
         Ok(())
@@ -85,7 +121,7 @@ impl<'s> Channel<'s> {
     /// Sends `bytes` if that needs no waiting and the peer is there; otherwise nothing comes of it.
     pub(super) fn send_if_possible(&self, bytes: &[u8]) {
         if let Err(errno) = self.send_once(bytes, &[]) {
-            tracing::debug!(%errno, "a reply was not sent");
+            tracing::debug!(%errno, "a last word was not sent");
         }
     }
 
@@ -107,7 +143,7 @@ impl<'s> Channel<'s> {
     pub(super) fn receive(
         &self,
         bytes: &mut [u8],
-        handles: &mut Vec<OwnedFd>,
+        handles: &mut Handles,
         most: usize,
         operation: &'static str,
     ) -> Result<(), Error> {
@@ -133,28 +169,16 @@ impl<'s> Channel<'s> {
                 Ok(message) if message.bytes == 0 => return Err(Error::Closed { operation }),
                 Ok(message) => left = left.get_mut(message.bytes..).unwrap_or_default(),
                 Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => self.wait(PollFlags::POLLIN, operation)?,
-                Err(Errno::ECONNRESET) => return Err(Error::Closed { operation }),
-                Err(errno) => return Err(Error::os(operation)(errno)),
+                Err(Errno::EAGAIN) => drop(self.wait(PollFlags::POLLIN, operation)?),
+                Err(errno) => return Err(failed(errno, operation)),
             }
         }
         Ok(())
     }
 
-    /// Receives exactly those bytes; the kernel closes handles that come with them.
+    /// Receives exactly those bytes, with which no handles may come.
     pub(super) fn receive_bytes(&self, bytes: &mut [u8], operation: &'static str) -> Result<(), Error> {
-        let mut left = bytes;
-        while !left.is_empty() {
-            match recv(self.socket, &mut *left, RecvFlags::DONTWAIT).map_err(errno) {
-                Ok((0, _)) => return Err(Error::Closed { operation }),
-                Ok((received, _)) => left = left.get_mut(received..).unwrap_or_default(),
-                Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => self.wait(PollFlags::POLLIN, operation)?,
-                Err(Errno::ECONNRESET) => return Err(Error::Closed { operation }),
-                Err(errno) => return Err(Error::os(operation)(errno)),
-            }
-        }
-        Ok(())
+        self.receive(bytes, &mut Handles::default(), 0, operation)
     }
 
     /// The same channel, for what is there already.
@@ -163,20 +187,35 @@ impl<'s> Channel<'s> {
     }
 
     /// Waits until the socket is ready, or has failed: then the call that waits says how.
-    fn wait(&self, events: PollFlags, operation: &'static str) -> Result<(), Error> {
-        let time_left = self.time_left().ok_or(Error::Timeout { operation })?;
+    fn wait(&self, events: PollFlags, operation: &'static str) -> Result<PollFlags, Error> {
+        self.poll(events, self.time_left().ok_or(Error::Timeout { operation })?)
+    }
+
+    /// What the socket is ready for; nothing once `time` is over.
+    fn poll(&self, events: PollFlags, time: Duration) -> Result<PollFlags, Error> {
         // poll counts milliseconds: up, so that it never spins through the last one.
-        let milliseconds = time_left.as_micros().div_ceil(1000);
+        let milliseconds = time.as_micros().div_ceil(1000);
         let timeout = i32::try_from(milliseconds).ok().and_then(|time| PollTimeout::try_from(time).ok());
-        match poll(&mut [PollFd::new(self.socket, events)], timeout.unwrap_or(PollTimeout::MAX)) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(errno) => Err(Error::os("wait for a socket")(errno)),
+        let mut sockets = [PollFd::new(self.socket, events)];
+        match poll(&mut sockets, timeout.unwrap_or(PollTimeout::MAX)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(Error::os("wait for a socket")(errno)),
         }
+        let [socket] = sockets;
+        Ok(socket.revents().unwrap_or(PollFlags::empty()))
     }
 
     /// None once the deadline has passed.
     fn time_left(&self) -> Option<Duration> {
         self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    }
+}
+
+/// What a failed call says: that the peer is gone, or that the system refuses.
+fn failed(errno: Errno, operation: &'static str) -> Error {
+    match errno {
+        Errno::EPIPE | Errno::ECONNRESET => Error::Closed { operation },
+        errno => Error::os(operation)(errno),
     }
 }
 

@@ -1,11 +1,10 @@
 //! [`Incoming`]: the receiver's side of one transfer.
 
-use std::os::fd::OwnedFd;
-
 use super::Limits;
 use super::channel::Channel;
 use crate::descriptor::Metadata;
 use crate::error::Error;
+use crate::handles::Handles;
 use crate::identity::HostId;
 use crate::wire::{self, INITIAL_HANDLES, MAX_HANDLES_PER_MESSAGE, Preamble, Reply};
 
@@ -23,7 +22,7 @@ impl<'s> Incoming<'s> {
     /// Receives the header, and looks at it before anything is allocated for what it announces.
     pub(super) fn begin(channel: Channel<'s>, limits: &Limits) -> Result<Self, Error> {
         let mut preamble = [0; wire::PREAMBLE_LENGTH];
-        receive_without_handles(channel, &mut preamble, "receive a header")?;
+        channel.receive_bytes(&mut preamble, "receive a header")?;
         let preamble = Preamble::decode(&preamble)?;
         if let Some((ours, theirs)) = HostId::differ(HostId::current(), preamble.host()) {
             return Err(Error::WrongHost { ours, theirs });
@@ -38,9 +37,9 @@ impl<'s> Incoming<'s> {
         };
         fits(preamble.size())?;
         let mut sizes = vec![0; preamble.sizes_length()];
-        receive_without_handles(channel, &mut sizes, "receive the sizes of the chunks")?;
+        channel.receive_bytes(&mut sizes, "receive the sizes of the chunks")?;
         let metadata = preamble.with_sizes(&sizes)?;
-        fits(metadata.check()?)?;
+        fits(metadata.sum()?)?;
         let allowed = INITIAL_HANDLES.min(metadata.sizes.len());
         Ok(Self { channel, metadata, received: 0, allowed })
     }
@@ -52,19 +51,19 @@ impl<'s> Incoming<'s> {
 
     /// Receives the next handles: at least one; none at the end. Where the sender must be asked for more, it is asked
     /// for `batch` at most.
-    pub(super) fn next(&mut self, batch: usize) -> Result<Vec<OwnedFd>, Error> {
+    pub(super) fn next(&mut self, batch: usize) -> Result<Handles, Error> {
         let chunks = self.metadata.sizes.len();
         let left = chunks.saturating_sub(self.received);
         if left == 0 {
-            return Ok(Vec::new());
+            return Ok(Handles::default());
         }
         if self.allowed == 0 {
             self.allowed = left.min(batch.clamp(1, MAX_HANDLES_PER_MESSAGE));
             let more = Reply::More { handles: u16::try_from(self.allowed).unwrap_or(u16::MAX) };
-            self.channel.send(&more.encode(), &[], "ask for more handles")?;
+            self.channel.reply(&more.encode(), "ask for more handles")?;
         }
         let mut announced = [0; wire::HANDLES_LENGTH];
-        let mut handles = Vec::new();
+        let mut handles = Handles::default();
         let result = self.channel.receive(&mut announced, &mut handles, self.allowed, "receive handles");
         result.map_err(|error| match error {
             Error::TruncatedHandles { received, limit, .. } => {
@@ -85,9 +84,11 @@ impl<'s> Incoming<'s> {
     }
 
     /// Tells the sender that all came and is kept; a sender that is gone by now need not hear it.
-    pub(super) fn accept(self) -> Metadata {
-        self.channel.send_if_possible(&Reply::Accepted.encode());
-        self.metadata
+    pub(super) fn accept(self) -> Result<Metadata, Error> {
+        match self.channel.reply(&Reply::Accepted.encode(), "say that all handles came") {
+            Ok(()) | Err(Error::Closed { .. }) => Ok(self.metadata),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -96,8 +97,4 @@ pub(super) fn refuse(channel: Channel<'_>, error: &Error) {
     if let Some((reason, detail)) = error.refusal() {
         channel.send_if_possible(&Reply::Refused { reason, detail }.encode());
     }
-}
-
-fn receive_without_handles(channel: Channel<'_>, bytes: &mut [u8], operation: &'static str) -> Result<(), Error> {
-    channel.receive(bytes, &mut Vec::new(), 0, operation)
 }

@@ -17,6 +17,7 @@ use crate::descriptor::BufferDescriptor;
 use crate::error::Error;
 use crate::export::Export;
 use crate::file_kind::FileKind;
+use crate::handles::Handles;
 use crate::import;
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
@@ -71,7 +72,7 @@ impl Default for Limits {
 ///
 /// # Errors
 /// [`Error::Refused`] with the receiver's reason, [`Error::Timeout`] and [`Error::Closed`] for a receiver that is
-/// silent or gone, [`Error::NotUnixStream`], [`Error::Os`] for what the system refused.
+/// silent or gone, [`Error::NotUnixStream`], [`Error::PassesPidfds`], [`Error::Os`] for what the system refused.
 pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant) -> Result<(), Error> {
     let channel = Channel::new(socket.as_fd(), deadline)?;
     let mut outgoing = Outgoing::begin(channel, descriptor.metadata())?;
@@ -90,7 +91,9 @@ pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant
 /// The peer is not trusted: what it announces is held against `limits` before anything is allocated, and whatever is
 /// wrong, every handle that arrived is closed. A peer on another host, which a relay may have put there, is refused
 /// before any handle is received. What the handles *are* is looked at when they are imported. A sender that fails our
-/// checks is told the reason.
+/// checks is told the reason. A file that can't be a handle to memory, and may take its time to close, is closed by
+/// another thread, so that no peer holds this up beyond the deadline. What the peer left in the socket unread goes when
+/// the socket is closed, by whoever closes it.
 ///
 /// The handles are closed on exec. The socket may be blocking or not, and stays as it is. Nobody else may use it
 /// meanwhile. After an error it is in the middle of a message, and of no further use: close it, which also closes the
@@ -119,18 +122,18 @@ pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant
 /// [`Error::Timeout`] and [`Error::Closed`] for a sender that is silent or gone, [`Error::Abandoned`] for one that
 /// gave up; [`Error::Wire`] and [`Error::UnexpectedHandles`] for what is no message of the protocol;
 /// [`Error::WrongHost`], [`Error::TooManyHandles`], [`Error::TooManyBytes`]; [`Error::TruncatedHandles`] where this
-/// process has too many open files; [`Error::NotUnixStream`], [`Error::Os`].
+/// process has too many open files; [`Error::NotUnixStream`], [`Error::PassesPidfds`], [`Error::Os`].
 pub fn receive<S: AsFd>(socket: S, limits: &Limits, deadline: Instant) -> Result<BufferDescriptor, Error> {
     let channel = Channel::new(socket.as_fd(), deadline)?;
     let receive = || {
         let mut incoming = Incoming::begin(channel, limits)?;
-        let mut handles = Vec::with_capacity(incoming.metadata().sizes.len());
+        let mut handles = Handles::default();
         loop {
             let batch = incoming.next(MAX_HANDLES_PER_MESSAGE)?;
-            if batch.is_empty() {
-                return BufferDescriptor::new(incoming.accept(), handles);
+            if batch.len() == 0 {
+                return BufferDescriptor::with_handles(incoming.accept()?, handles);
             }
-            handles.extend(batch);
+            handles.extend(batch.into_files());
         }
     };
     receive().inspect_err(|error| incoming::refuse(channel, error))
@@ -188,16 +191,16 @@ pub fn receive_buffer<S: AsFd>(
         let metadata = incoming.metadata().clone();
         import::check(resource, &metadata)?;
         let mut handles = Vec::new().into_iter();
-        let buffer = import::map(resource, &metadata, |chunk, size| {
+        let buffer = resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
             if handles.len() == 0 {
                 let batch = incoming.next(OPEN_AT_ONCE)?;
-                FileKind::check(resource, (chunk..).zip(batch.iter().map(AsFd::as_fd)))?;
-                handles = batch.into_iter();
+                FileKind::check(resource.device(), batch.as_fds().enumerate().map(|(nth, fd)| (chunk + nth, fd)))?;
+                handles = batch.into_files().into_iter();
             }
             let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
             import::import_chunk(resource, chunk, handle.as_fd(), size)
         })?;
-        incoming.accept();
+        incoming.accept()?;
         Ok(buffer)
     };
     receive().inspect_err(|error| incoming::refuse(channel, error))

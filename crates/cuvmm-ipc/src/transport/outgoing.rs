@@ -21,7 +21,8 @@ impl<'s> Outgoing<'s> {
     /// Sends the header.
     pub(super) fn begin(channel: Channel<'s>, metadata: &Metadata) -> Result<Self, Error> {
         let this = Self { channel, left: metadata.sizes.len(), wanted: INITIAL_HANDLES };
-        this.answered(channel.send(&wire::encode(metadata)?, &[], "send a header"))?;
+        let operation = "send a header";
+        this.answered(channel.send(&wire::encode(metadata)?, &[], operation), operation)?;
         Ok(this)
     }
 
@@ -38,7 +39,8 @@ impl<'s> Outgoing<'s> {
 
     /// Sends that many. They may be closed when this returns: the kernel holds what is on its way.
     pub(super) fn send(&mut self, handles: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        self.answered(self.channel.send(&wire::encode_handles(handles.len()), handles, "send handles"))?;
+        let operation = "send handles";
+        self.answered(self.channel.send(&wire::encode_handles(handles.len()), handles, operation), operation)?;
         self.left = self.left.saturating_sub(handles.len());
         self.wanted = self.wanted.saturating_sub(handles.len());
         Ok(())
@@ -57,12 +59,13 @@ impl<'s> Outgoing<'s> {
         self.channel.send_if_possible(&wire::encode_handles(0));
     }
 
-    /// A receiver that refuses may be gone before we have sent all: then its reply, and not the broken pipe, says why.
-    fn answered(&self, result: Result<(), Error>) -> Result<(), Error> {
-        let Err(Error::Closed { .. }) = result else { return result };
+    /// A receiver that refuses may be gone before we have sent all, or take nothing more: then its reply, and not the
+    /// broken pipe or the deadline, says why.
+    fn answered(&self, result: Result<(), Error>, operation: &'static str) -> Result<(), Error> {
+        let Err(Error::Closed { .. } | Error::Timeout { .. } | Error::UnexpectedReply) = result else { return result };
         let waiting = Self { channel: self.channel.without_waiting(), ..*self };
-        match waiting.reply("read a refusal") {
-            Err(refused @ Error::Refused { .. }) => Err(refused),
+        match waiting.reply(operation) {
+            Err(told @ (Error::Refused { .. } | Error::Closed { .. } | Error::UnexpectedHandles { .. })) => Err(told),
             _ => result,
         }
     }
