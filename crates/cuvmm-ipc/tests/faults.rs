@@ -136,6 +136,8 @@ fn a_failed_export_closes_what_was_exported_before() {
     let resource = shareable(&bench.driver, 0);
     let buffer = grown(&resource, 3);
     write(&buffer, 1);
+    // What is found out once is found out here.
+    drop(export(&buffer).unwrap());
     let open = OpenFiles::count();
     for code in CODES {
         let nothing_left = bench.nothing_left();
@@ -167,6 +169,7 @@ fn an_export_that_failed_after_its_effect_loses_one_handle() {
     let _files = OpenFiles::watch();
     let bench = Bench::new();
     let buffer = grown(&shareable(&bench.driver, 0), 3);
+    drop(export(&buffer).unwrap());
     let open = OpenFiles::count();
     let unchanged = bench.nothing_left();
     let calls = bench.fail_each(CUresult::UNKNOWN, true, || export(&buffer), unchanged);

@@ -55,6 +55,7 @@ fn require_in_time(since: Instant) {
 
 #[test]
 fn a_socket_that_lingers_holds_no_receiver_up() {
+    let _files = OpenFiles::watch();
     let bench = Bench::small();
     let resource = bench.shareable();
     let bytes = resource.granularity().bytes();
@@ -100,6 +101,7 @@ fn a_socket_that_lingers_holds_no_receiver_up() {
 
 #[test]
 fn a_socket_that_lingers_holds_no_sender_up() {
+    let _files = OpenFiles::watch();
     let (ours, theirs) = pair();
     let (socket, _reader) = lingering();
     let reply = Reply::Refused { reason: Refusal::OTHER, detail: 0 };

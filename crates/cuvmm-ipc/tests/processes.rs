@@ -12,7 +12,10 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cuvmm_ipc::{Error, Limits, export, import, receive, receive_buffer, send, send_buffer};
+use cuvmm_driver::Call;
+use cuvmm_ipc::wire::Refusal;
+use cuvmm_ipc::{BufferDescriptor, Error, Limits, export, import, receive, receive_buffer, send, send_buffer};
+use nix::sys::resource::{Resource, setrlimit};
 use simulated::{Bench, G, assert_reads, grown, write};
 use support::{pair, soon};
 
@@ -180,5 +183,53 @@ fn a_process_that_dies_midway_is_a_typed_end_for_the_other() {
         bench.assert_live(&live);
         assert_eq!(buffer.grow(buffer.size() + G).unwrap().chunks().len(), 41);
         second.finish();
+    }
+}
+
+#[test]
+fn an_importer_with_few_open_files_takes_many_chunks() {
+    if let Some(socket) = socket_of_second() {
+        setrlimit(Resource::RLIMIT_NOFILE, 64, 64).unwrap();
+        let bench = Bench::small();
+        let resource = bench.shareable();
+        let imported = receive_buffer(&socket, &resource, &Limits::default(), soon()).unwrap();
+        assert_eq!(imported.chunks().len(), 200);
+        assert_reads(&imported, 8);
+    } else {
+        let second = Second::start("an_importer_with_few_open_files_takes_many_chunks");
+        let bench = Bench::small();
+        let buffer = grown(&bench.shareable(), 200);
+        write(&buffer, 8);
+        send_buffer(&second.socket, &buffer, soon()).unwrap();
+        second.finish();
+    }
+}
+
+#[test]
+fn an_importer_that_was_refused_the_map_and_killed_holds_nothing_up() {
+    let bench = Bench::small();
+    let resource = bench.shareable();
+    if let Some(socket) = socket_of_second() {
+        let error = receive_buffer(&socket, &resource, &Limits::default(), soon()).unwrap_err();
+        assert_eq!(error.call(), Some(Call::cuMemMap), "{error}");
+        signal(&socket);
+        std::thread::sleep(Duration::from_secs(60));
+    } else {
+        let mut second = Second::start("an_importer_that_was_refused_the_map_and_killed_holds_nothing_up");
+        let buffer = grown(&resource, 3);
+        let (mut metadata, handles) = export(&buffer).unwrap().into_parts();
+        metadata.sizes[2] += G;
+        let lying = BufferDescriptor::new(metadata, handles).unwrap();
+        let error = send(&second.socket, &lying, soon()).unwrap_err();
+        assert!(matches!(error, Error::Refused { reason: Refusal::DRIVER, .. }), "{error}");
+        await_signal(&second.socket);
+        second.process.kill().unwrap();
+        second.process.wait().unwrap();
+        drop(lying);
+        let since = Instant::now();
+        buffer.close().unwrap();
+        assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+        drop(resource);
+        bench.assert_live(&Default::default());
     }
 }

@@ -13,7 +13,7 @@ use cuvmm_ipc::{
     send_buffer,
 };
 use cuvmm_resource::{Options, VirtualMemoryBuffer, VirtualMemoryResource};
-use simulated::{Bench, G, assert_reads, grown, shareable, write};
+use simulated::{Bench, G, assert_reads, grown, leaves_nothing, shareable, write};
 use support::{OpenFiles, inodes, pair, soon};
 
 fn through_a_socket(descriptor: &BufferDescriptor) -> BufferDescriptor {
@@ -35,30 +35,25 @@ fn shared(buffer: &VirtualMemoryBuffer, resource: &VirtualMemoryResource) -> Vir
 
 #[test]
 fn an_import_in_the_exporting_process_is_an_alias() {
-    let files = OpenFiles::watch();
-    let bench = Bench::small();
-    let resource = bench.shareable();
-    let before = bench.live();
-    let buffer = grown(&resource, 5);
-    write(&buffer, 1);
-    let alias = import(&resource, export(&buffer).unwrap()).unwrap();
-    assert_ne!(alias.address(), buffer.address());
-    assert_eq!(alias.size(), buffer.size());
-    assert_eq!(alias.chunks().len(), 5);
-    assert_reads(&alias, 1);
-    write(&alias, 2);
-    assert_reads(&buffer, 2);
-    buffer.close().unwrap();
-    assert_reads(&alias, 2);
-    alias.close().unwrap();
-    let mut after = bench.live();
-    // The stream that copies run on belongs to the resource.
-    (after.streams, after.contexts) = (before.streams, before.contexts);
-    assert_eq!(after, before);
-    drop(resource);
-    bench.assert_live(&Default::default());
-    drop(bench);
-    files.assert_unchanged();
+    leaves_nothing(|bench, resource| {
+        let before = bench.live();
+        let buffer = grown(resource, 5);
+        write(&buffer, 1);
+        let alias = import(resource, export(&buffer).unwrap()).unwrap();
+        assert_ne!(alias.address(), buffer.address());
+        assert_eq!(alias.size(), buffer.size());
+        assert_eq!(alias.chunks().len(), 5);
+        assert_reads(&alias, 1);
+        write(&alias, 2);
+        assert_reads(&buffer, 2);
+        buffer.close().unwrap();
+        assert_reads(&alias, 2);
+        alias.close().unwrap();
+        let mut after = bench.live();
+        // The stream that copies run on belongs to the resource.
+        (after.streams, after.contexts) = (before.streams, before.contexts);
+        assert_eq!(after, before);
+    });
 }
 
 #[test]
@@ -104,44 +99,36 @@ fn two_exports_of_one_buffer_are_known_by_their_id_alone() {
 
 #[test]
 fn a_descriptor_keeps_the_memory_after_the_buffer() {
-    let files = OpenFiles::watch();
-    let bench = Bench::small();
-    let resource = bench.shareable();
-    let buffer = grown(&resource, 3);
-    write(&buffer, 3);
-    let charged = bench.live().device_bytes;
-    let descriptor = export(&buffer).unwrap();
-    buffer.close().unwrap();
-    assert_eq!(bench.live().device_bytes, charged, "an open handle holds the memory");
-    let received = through_a_socket(&descriptor);
-    assert_eq!(received.metadata(), descriptor.metadata());
-    drop(descriptor);
-    assert_eq!(bench.live().device_bytes, charged);
-    let imported = import_from(&resource, &received).unwrap();
-    assert_reads(&imported, 3);
-    drop(received);
-    assert_reads(&imported, 3);
-    imported.close().unwrap();
-    assert!(bench.live().device_bytes.is_empty());
-    drop((resource, bench));
-    files.assert_unchanged();
+    leaves_nothing(|bench, resource| {
+        let buffer = grown(resource, 3);
+        write(&buffer, 3);
+        let charged = bench.live().device_bytes;
+        let descriptor = export(&buffer).unwrap();
+        buffer.close().unwrap();
+        assert_eq!(bench.live().device_bytes, charged, "an open handle holds the memory");
+        let received = through_a_socket(&descriptor);
+        assert_eq!(received.metadata(), descriptor.metadata());
+        drop(descriptor);
+        assert_eq!(bench.live().device_bytes, charged);
+        let imported = import_from(resource, &received).unwrap();
+        assert_reads(&imported, 3);
+        drop(received);
+        assert_reads(&imported, 3);
+        imported.close().unwrap();
+        assert!(bench.live().device_bytes.is_empty());
+    });
 }
 
 #[test]
 fn ten_exports_leave_nothing_open() {
-    let files = OpenFiles::watch();
-    let bench = Bench::small();
-    let resource = bench.shareable();
-    let buffer = grown(&resource, 4);
-    let before = OpenFiles::count();
-    for _ in 0..10 {
-        drop(export(&buffer).unwrap());
-    }
-    assert_eq!(OpenFiles::count(), before);
-    drop((buffer, resource));
-    bench.assert_live(&Default::default());
-    drop(bench);
-    files.assert_unchanged();
+    leaves_nothing(|_, resource| {
+        let buffer = grown(resource, 4);
+        let before = OpenFiles::count();
+        for _ in 0..10 {
+            drop(export(&buffer).unwrap());
+        }
+        assert_eq!(OpenFiles::count(), before);
+    });
 }
 
 #[test]
@@ -200,38 +187,29 @@ fn a_shorter_prefix_is_imported_as_such() {
 
 #[test]
 fn an_empty_buffer_travels_without_handles() {
-    let files = OpenFiles::watch();
-    let bench = Bench::small();
-    let resource = bench.shareable();
-    let empty = resource.allocate(0).unwrap();
-    let descriptor = export(&empty).unwrap();
-    assert_eq!((descriptor.size(), descriptor.fds().len()), (0, 0));
-    let imported = import(&resource, through_a_socket(&descriptor)).unwrap();
-    assert!(imported.is_empty());
-    assert!(shared(&imported, &resource).is_empty());
-    bench.assert_live(&Default::default());
-    drop((empty, descriptor, imported, resource, bench));
-    files.assert_unchanged();
+    leaves_nothing(|_, resource| {
+        let empty = resource.allocate(0).unwrap();
+        let descriptor = export(&empty).unwrap();
+        assert_eq!((descriptor.size(), descriptor.fds().len()), (0, 0));
+        let imported = import(resource, through_a_socket(&descriptor)).unwrap();
+        assert!(imported.is_empty());
+        assert!(shared(&imported, resource).is_empty());
+    });
 }
 
 #[test]
 fn a_buffer_of_many_chunks_goes_through_a_socket_straight() {
-    let files = OpenFiles::watch();
-    let bench = Bench::small();
-    let resource = bench.shareable();
-    for chunks in [1, 16, 17, 64, 300] {
-        let buffer = grown(&resource, chunks);
-        write(&buffer, chunks as u8);
-        let imported = shared(&buffer, &resource);
-        assert_reads(&imported, chunks as u8);
-        assert_eq!(imported.chunks().len(), chunks);
-        drop(buffer);
-        assert_reads(&imported, chunks as u8);
-    }
-    drop(resource);
-    bench.assert_live(&Default::default());
-    drop(bench);
-    files.assert_unchanged();
+    leaves_nothing(|_, resource| {
+        for chunks in [1, 16, 17, 64, 300] {
+            let buffer = grown(resource, chunks);
+            write(&buffer, chunks as u8);
+            let imported = shared(&buffer, resource);
+            assert_reads(&imported, chunks as u8);
+            assert_eq!(imported.chunks().len(), chunks);
+            drop(buffer);
+            assert_reads(&imported, chunks as u8);
+        }
+    });
 }
 
 #[test]

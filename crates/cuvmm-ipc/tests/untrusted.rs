@@ -17,7 +17,7 @@ use cuvmm_ipc::{
 };
 use cuvmm_resource::{Options, VirtualMemoryResource};
 use cuvmm_sim::Machine;
-use simulated::{Bench, G, grown, shareable};
+use simulated::{Bench, G, grown, leaves_nothing, shareable};
 use support::{OpenFiles, memory_file, pair, soon};
 
 /// A good descriptor of three chunks, changed.
@@ -67,17 +67,11 @@ fn refuse(bench: &Bench, resource: &VirtualMemoryResource, descriptor: BufferDes
 
 /// As [`refuse`], of a changed descriptor on a small machine.
 fn check(change: impl FnOnce(&mut Metadata, &mut Vec<OwnedFd>), expect: fn(&Error) -> bool, reason: Refusal) {
-    let files = OpenFiles::watch();
-    let bench = Bench::small();
-    let resource = bench.shareable();
-    let descriptor = lie(&resource, change);
-    let (error, heard) = refuse(&bench, &resource, descriptor);
-    assert!(expect(&error), "{error}");
-    assert!(matches!(heard, Error::Refused { reason: told, .. } if told == reason), "{heard}");
-    drop(resource);
-    bench.assert_live(&Default::default());
-    drop(bench);
-    files.assert_unchanged();
+    leaves_nothing(|bench, resource| {
+        let (error, heard) = refuse(bench, resource, lie(resource, change));
+        assert!(expect(&error), "{error}");
+        assert!(matches!(heard, Error::Refused { reason: told, .. } if told == reason), "{heard}");
+    });
 }
 
 #[test]
@@ -246,26 +240,21 @@ fn memory_of_another_device_than_was_said_is_found_out_by_the_drivers_word() {
 
 #[test]
 fn a_buffer_beyond_the_limits_is_refused_before_its_handles_come() {
-    let files = OpenFiles::watch();
-    let bench = Bench::small();
-    let resource = bench.shareable();
-    let descriptor = lie(&resource, |_, _| {});
-    let limits = [
-        (Limits { max_handles: 2, ..Limits::default() }, Refusal::TOO_MANY_HANDLES),
-        (Limits { max_bytes: descriptor.size() - 1, ..Limits::default() }, Refusal::TOO_MANY_BYTES),
-    ];
-    for (limits, reason) in limits {
-        let (ours, theirs) = pair();
-        thread::scope(|scope| {
-            scope.spawn(|| receive_buffer(theirs, &resource, &limits, soon()).unwrap_err());
-            let error = send(&ours, &descriptor, soon()).unwrap_err();
-            assert!(matches!(error, Error::Refused { reason: told, detail: 0 } if told == reason), "{error}");
-        });
-    }
-    drop((descriptor, resource));
-    bench.assert_live(&Default::default());
-    drop(bench);
-    files.assert_unchanged();
+    leaves_nothing(|_, resource| {
+        let descriptor = lie(resource, |_, _| {});
+        let limits = [
+            (Limits { max_handles: 2, ..Limits::default() }, Refusal::TOO_MANY_HANDLES),
+            (Limits { max_bytes: descriptor.size() - 1, ..Limits::default() }, Refusal::TOO_MANY_BYTES),
+        ];
+        for (limits, reason) in limits {
+            let (ours, theirs) = pair();
+            thread::scope(|scope| {
+                scope.spawn(|| receive_buffer(theirs, resource, &limits, soon()).unwrap_err());
+                let error = send(&ours, &descriptor, soon()).unwrap_err();
+                assert!(matches!(error, Error::Refused { reason: told, detail: 0 } if told == reason), "{error}");
+            });
+        }
+    });
 }
 
 #[test]
@@ -277,4 +266,60 @@ fn the_sender_hears_the_drivers_code() {
     let (error, heard) = refuse(&bench, &resource, descriptor);
     let code: CUresult = error.code().unwrap();
     assert!(matches!(heard, Error::Refused { reason: Refusal::DRIVER, detail } if detail == code.0), "{heard}");
+}
+
+/// A driver that could not make a handle of its own knows none by sight: what can't be one of any driver is refused,
+/// and nothing is made for what a peer sends.
+#[test]
+fn a_full_device_imports_and_is_made_to_create_nothing() {
+    let _files = OpenFiles::watch();
+    let (exporter, importer) = (Bench::small(), Bench::small());
+    let from = exporter.shareable();
+    let buffer = grown(&from, 2);
+    let plain = VirtualMemoryResource::new(&importer.driver.device(0).unwrap(), Options::new()).unwrap();
+    let total = plain.device().total_memory().unwrap();
+    let mut fill = Vec::new();
+    let mut size = total;
+    while size >= G {
+        match plain.allocate(size) {
+            Ok(buffer) => fill.push(buffer),
+            Err(_) => size /= 2,
+        }
+    }
+    let to = importer.shareable();
+    assert_eq!(to.device().posix_fd_file(), None);
+    importer.simulator.clear_calls();
+    let imported: Vec<_> = (0..3).map(|_| import(&to, export(&buffer).unwrap()).unwrap()).collect();
+    assert_eq!(imported[2].size(), buffer.size());
+    let file = |path: &str| OwnedFd::from(std::fs::File::open(path).unwrap());
+    let others = [
+        file("/"),
+        file("/proc/self/exe"),
+        memory_file(),
+        UnixStream::pair().unwrap().0.into(),
+        std::io::pipe().unwrap().0.into(),
+    ];
+    for other in others {
+        let lying = lie(&from, |_, handles| handles[1] = other);
+        let error = import(&to, lying).unwrap_err();
+        assert!(matches!(error, Error::WrongFile { chunk: 1, expected: None, .. }), "{error}");
+    }
+    let calls = importer.simulator.calls();
+    assert!(!calls.contains(&Call::cuMemCreate), "{calls:?}");
+    // Once there is memory again, a probe tells.
+    drop(fill);
+    drop(importer.shareable());
+    let error = import(&to, lie(&from, |_, handles| handles[0] = file("/dev/null"))).unwrap_err();
+    assert!(matches!(error, Error::WrongFile { chunk: 0, expected: Some(_), .. }), "{error}");
+}
+
+#[test]
+fn no_handles_need_no_call() {
+    let _files = OpenFiles::watch();
+    let bench = Bench::small();
+    let resource = bench.shareable();
+    let descriptor = BufferDescriptor::new(Metadata::new(Vec::new()), Vec::new()).unwrap();
+    bench.simulator.clear_calls();
+    assert!(import(&resource, descriptor).unwrap().is_empty());
+    assert_eq!(bench.simulator.calls(), []);
 }

@@ -2,8 +2,11 @@
 #![allow(dead_code, reason = "each suite uses its part of it")]
 
 use cuvmm_driver::Driver;
+use cuvmm_driver::sys::CUmemAllocationHandleType;
 use cuvmm_resource::{HandleKind, Options, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Live, Machine, Simulator};
+
+use crate::support::OpenFiles;
 
 /// The granularity of the small machine.
 pub(crate) const G: usize = 64 << 10;
@@ -30,7 +33,7 @@ impl Bench {
         shareable(&self.driver, 0)
     }
 
-    /// Makes what is asked and found once, so that counts before and after can be compared.
+    /// What is alive in the process.
     pub(crate) fn live(&self) -> Live {
         self.simulator.live()
     }
@@ -41,8 +44,23 @@ impl Bench {
     }
 }
 
+/// Runs `work` on a small machine of its own, with a resource whose buffers can be shared, and demands that it leaves
+/// nothing there and no file open.
+pub(crate) fn leaves_nothing(work: impl FnOnce(&Bench, &VirtualMemoryResource)) {
+    let files = OpenFiles::watch();
+    let bench = Bench::small();
+    let resource = bench.shareable();
+    work(&bench, &resource);
+    drop(resource);
+    bench.assert_live(&Live::default());
+    drop(bench);
+    files.assert_unchanged();
+}
+
+/// A resource of that device, whose buffers can be shared. What its handles look like is known.
 pub(crate) fn shareable(driver: &Driver, ordinal: i32) -> VirtualMemoryResource {
     let device = driver.device(ordinal).unwrap();
+    device.probe(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR);
     VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd)).unwrap()
 }
 
