@@ -42,35 +42,46 @@ impl BufferId {
 
     /// The id of this process's buffer of those numbers. Random bits are read once a process.
     pub(crate) fn of_this_process(family: u64, generation: u64) -> io::Result<Self> {
+        static BITS: ProcessBits = ProcessBits::new();
         // As random as those bits, and different for each number.
-        let family = bits_of_this_process()?.wrapping_add(u128::from(family)).to_le_bytes();
+        let family = BITS.of(std::process::id())?.wrapping_add(u128::from(family)).to_le_bytes();
         Ok(Self { family, generation })
     }
 }
 
-/// Random bits that are this process's alone: a child that was forked reads its own. No lock is held that another
-/// thread may have had when the process was forked.
-fn bits_of_this_process() -> io::Result<u128> {
-    /// Who writes the bits, or has written them.
-    static CLAIMED_BY: AtomicU32 = AtomicU32::new(0);
-    /// Whose bits are whole. No process has number 0.
-    static WRITTEN_BY: AtomicU32 = AtomicU32::new(0);
-    static LOW: AtomicU64 = AtomicU64::new(0);
-    static HIGH: AtomicU64 = AtomicU64::new(0);
-    let process = std::process::id();
-    if WRITTEN_BY.load(Ordering::Acquire) != process {
-        let [low, high] = random_bits()?;
-        if CLAIMED_BY.swap(process, Ordering::AcqRel) != process {
-            LOW.store(low, Ordering::Relaxed);
-            HIGH.store(high, Ordering::Relaxed);
-            WRITTEN_BY.store(process, Ordering::Release);
-        }
-        // Another thread of this process is about to have written them.
-        while WRITTEN_BY.load(Ordering::Acquire) != process {
-            std::thread::yield_now();
-        }
+/// Random bits of one process: a child that was forked reads its own. There is no lock that another thread may have
+/// had when the process was forked.
+struct ProcessBits {
+    /// Which process writes the bits, or has written them; no process has number 0.
+    claimed_by: AtomicU32,
+    /// Whose bits are whole.
+    written_by: AtomicU32,
+    low: AtomicU64,
+    high: AtomicU64,
+}
+
+impl ProcessBits {
+    const fn new() -> Self {
+        let (claimed_by, written_by) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { claimed_by, written_by, low: AtomicU64::new(0), high: AtomicU64::new(0) }
     }
-    Ok(u128::from(HIGH.load(Ordering::Relaxed)) << 64 | u128::from(LOW.load(Ordering::Relaxed)))
+
+    /// The bits of the process of that number, which calls this.
+    fn of(&self, process: u32) -> io::Result<u128> {
+        if self.written_by.load(Ordering::Acquire) != process {
+            let [low, high] = random_bits()?;
+            if self.claimed_by.swap(process, Ordering::AcqRel) != process {
+                self.low.store(low, Ordering::Relaxed);
+                self.high.store(high, Ordering::Relaxed);
+                self.written_by.store(process, Ordering::Release);
+            }
+            // Another thread of this process is about to have written them.
+            while self.written_by.load(Ordering::Acquire) != process {
+                std::thread::yield_now();
+            }
+        }
+        Ok(u128::from(self.high.load(Ordering::Relaxed)) << 64 | u128::from(self.low.load(Ordering::Relaxed)))
+    }
 }
 
 fn random_bits() -> io::Result<[u64; 2]> {
@@ -224,6 +235,23 @@ mod tests {
         assert_ne!(id(1, 1).family(), id(2, 1).family());
         // The numbers themselves say nothing.
         assert!(id(1, 1).family().iter().filter(|byte| **byte == 0).count() < 8);
+    }
+
+    #[test]
+    fn a_forked_child_has_bits_of_its_own_and_all_threads_the_same() {
+        let bits = ProcessBits::new();
+        let parents = bits.of(7).unwrap();
+        assert_eq!(bits.of(7).unwrap(), parents);
+        // The child has a copy of what its parent knew.
+        let childs = bits.of(8).unwrap();
+        assert_ne!(childs, parents);
+        assert_eq!(bits.of(8).unwrap(), childs);
+        let bits = ProcessBits::new();
+        let all = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| bits.of(9).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(all.iter().all(|bits| *bits == all[0]), "{all:x?}");
     }
 
     #[test]
