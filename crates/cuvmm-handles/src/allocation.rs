@@ -85,7 +85,7 @@ impl Allocation {
             return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
         }
         let bytes = size.bytes();
-        let handle = driver.mem_create(bytes, properties).map_err(|source| Error::Create { bytes, source })?;
+        let handle = driver.mem_create(bytes, properties).map_err(|error| Error::Create { bytes, error })?;
         Ok(Self::own(driver, handle, size, Origin::Created(properties.requested_handle_types)))
     }
 

@@ -31,42 +31,42 @@ pub enum Error {
     #[error(transparent)]
     Driver(#[from] cuvmm_driver::Error),
     /// Addresses could not be reserved.
-    #[error("failed to reserve {bytes:#x} bytes of addresses")]
+    #[error("{error}, for {bytes:#x} bytes of addresses")]
     Reserve {
         /// How many.
         bytes: usize,
         /// Where they were wished for; 0 for anywhere.
         hint: CUdeviceptr,
         /// What the driver answered: 2 where so many can't be had, which says nothing of memory.
-        source: cuvmm_driver::Error,
+        error: cuvmm_driver::Error,
     },
     /// Memory could not be made.
-    #[error("failed to create {bytes:#x} bytes of memory")]
+    #[error("{error}, for {bytes:#x} bytes")]
     Create {
         /// How many, rounded up.
         bytes: usize,
         /// What the driver answered: 2 where there is not so much memory.
-        source: cuvmm_driver::Error,
+        error: cuvmm_driver::Error,
     },
     /// Memory could not be mapped.
-    #[error("failed to map {bytes:#x} bytes at {address}")]
+    #[error("{error}, for {bytes:#x} bytes at {address}")]
     Map {
         /// Where.
         address: CUdeviceptr,
         /// How many.
         bytes: usize,
         /// What the driver answered.
-        source: cuvmm_driver::Error,
+        error: cuvmm_driver::Error,
     },
     /// Access to mapped memory could not be granted.
-    #[error("failed to grant access to {bytes:#x} bytes at {address}")]
+    #[error("{error}, for {bytes:#x} bytes at {address}")]
     Grant {
         /// Where.
         address: CUdeviceptr,
         /// How many.
         bytes: usize,
         /// What the driver answered.
-        source: cuvmm_driver::Error,
+        error: cuvmm_driver::Error,
     },
     /// A size that can't be rounded up within the address space.
     #[error("{bytes} bytes at a granularity of {granularity} overflow the address space")]
@@ -147,11 +147,11 @@ impl Error {
     /// The driver's own error, where it is one.
     pub fn driver(&self) -> Option<&cuvmm_driver::Error> {
         match self {
-            Self::Driver(source)
-            | Self::Reserve { source, .. }
-            | Self::Create { source, .. }
-            | Self::Map { source, .. }
-            | Self::Grant { source, .. } => Some(source),
+            Self::Driver(error)
+            | Self::Reserve { error, .. }
+            | Self::Create { error, .. }
+            | Self::Map { error, .. }
+            | Self::Grant { error, .. } => Some(error),
             _ => None,
         }
     }

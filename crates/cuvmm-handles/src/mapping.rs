@@ -114,7 +114,7 @@ impl Mapping {
         if !mapping.access.is_empty() {
             // SAFETY: the range is the one mapping just made, on which no work runs yet.
             unsafe { mapping.driver().mem_set_access(mapping.address(), mapping.size(), &mapping.access) }
-                .map_err(|source| Error::Grant { address: mapping.address(), bytes: mapping.size(), source })?;
+                .map_err(|error| Error::Grant { address: mapping.address(), bytes: mapping.size(), error })?;
         }
         Ok(mapping)
     }
