@@ -105,10 +105,10 @@ impl Mapping {
         }
         allocation.granularity().exact(room.offset())?;
         // SAFETY: the handle is alive, the room lies within one reservation, and nobody else maps in it.
-        unsafe { driver.mem_map(room.address(), room.size(), allocation.handle()) }.map_err(|source| Error::Map {
+        unsafe { driver.mem_map(room.address(), room.size(), allocation.handle()) }.map_err(|error| Error::Map {
             address: room.address(),
             bytes: room.size(),
-            source,
+            error,
         })?;
         let mapping = Self { room, allocation, access, unmapped: false };
         if !mapping.access.is_empty() {

@@ -76,10 +76,10 @@ impl Reservation {
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(Error::Alignment { alignment });
         }
-        let address = driver.mem_address_reserve(size, alignment, hint).map_err(|source| Error::Reserve {
+        let address = driver.mem_address_reserve(size, alignment, hint).map_err(|error| Error::Reserve {
             bytes: size,
             hint,
-            source,
+            error,
         })?;
         Ok(Self { driver: driver.clone(), address, size, taken: Mutex::default(), freed: false })
     }
