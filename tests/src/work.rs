@@ -233,7 +233,7 @@ pub fn is_idle(stream: &StreamRef) -> bool {
         // SAFETY: the stream is alive.
         unsafe { driver.stream_query(stream.as_raw()) }
     });
-    driver.thread_exchange_stream_capture_mode(mode).expect("a capture mode");
+    let _previous = driver.thread_exchange_stream_capture_mode(mode).expect("a capture mode");
     idle.expect("a stream without an error")
 }
 
