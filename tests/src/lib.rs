@@ -55,3 +55,8 @@ macro_rules! suite {
         }
     };
 }
+
+/// The code of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

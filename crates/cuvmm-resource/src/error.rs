@@ -16,7 +16,7 @@ use crate::buffer::VirtualMemoryBuffer;
 /// let error = resource.allocate(1 << 40).unwrap_err();
 /// assert_eq!(error.call(), Some(cuvmm_driver::Call::cuMemCreate));
 /// assert_eq!(error.code(), Some(cuvmm_driver::CUresult::OUT_OF_MEMORY));
-/// assert_eq!(error.to_string(), "cuMemCreate failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory");
+/// assert_eq!(error.to_string(), "cuMemCreate failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x10000000000 bytes");
 /// # Ok(())
 /// # }
 /// ```
