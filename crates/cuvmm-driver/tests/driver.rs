@@ -226,7 +226,7 @@ fn descriptor_zero_is_refused_without_a_call() -> Result<(), Box<dyn std::error:
     assert_eq!(ledger.names(), []);
 
     let file = File::open("/dev/null")?;
-    driver.mem_import_posix_fd(file.as_fd())?;
+    let _handle = driver.mem_import_posix_fd(file.as_fd())?;
     let calls = ledger.take();
     let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&file))?;
     assert_eq!(calls[0].1[1..], [number, 1], "the number itself, and the kind");

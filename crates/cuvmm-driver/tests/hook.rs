@@ -26,7 +26,7 @@ fn each_call_is_seen_with_the_bits_of_its_arguments() -> Result<(), Error> {
     use Call::{cuDeviceGet, cuDeviceGetCount, cuDriverGetVersion, cuInit};
     assert_eq!(start, [cuInit, cuDriverGetVersion, cuDeviceGetCount, cuDeviceGet, cuDeviceGet]);
 
-    driver.mem_address_reserve(4 << 20, 2 << 20, CUdeviceptr(0x7000_0000))?;
+    let _reserved = driver.mem_address_reserve(4 << 20, 2 << 20, CUdeviceptr(0x7000_0000))?;
     let seen = ledger.take();
     assert_eq!(seen.len(), 1);
     let (call, arguments) = &seen[0];
