@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuvmm_driver::sys::{CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp};
-use cuvmm_driver::{CUresult, Device};
+use cuvmm_driver::{CUresult, Device, Probe};
 use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, Reservation, Room};
 
 use crate::buffer::VirtualMemoryBuffer;
@@ -53,7 +53,8 @@ struct Inner {
 }
 
 impl VirtualMemoryResource {
-    /// Makes a resource of `device`'s memory. All queries of the driver happen here.
+    /// Makes a resource of `device`'s memory. All queries of the driver happen here. Whether memory can be exported is
+    /// tried out, once a device, where the options ask for it.
     ///
     /// # Errors
     /// [`Error::Alignment`], [`Error::Unsupported`], [`Error::Driver`] for a release stream of another driver;
@@ -68,6 +69,7 @@ impl VirtualMemoryResource {
         if options.kind() == HandleKind::PosixFd {
             let attribute = CUdevice_attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
             require(device, attribute, "memory exported as POSIX file descriptors")?;
+            require_probe(device, options.kind())?;
         }
         let properties = CUmemAllocationProp::pinned(device.location(), options.kind().as_driver());
         let granularity = Granularity::minimum(device.driver(), &properties)?;
@@ -285,6 +287,18 @@ impl VirtualMemoryResource {
         let made = StreamRef::create(self.device())?;
         let kept = lock().get_or_insert_with(|| made.clone()).clone();
         Ok(kept)
+    }
+}
+
+/// Refuses a handle kind that can't be had, whatever the attributes say. What is short now, memory or open files, may
+/// not be when it is needed.
+fn require_probe(device: &Device, kind: HandleKind) -> Result<(), Error> {
+    match device.probe(kind.as_driver()) {
+        Probe::Refused { error, .. } => match error.code() {
+            Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM) => Ok(()),
+            _ => Err(error.into()),
+        },
+        Probe::Available => Ok(()),
     }
 }
 
