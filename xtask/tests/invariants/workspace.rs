@@ -31,9 +31,11 @@ pub(crate) fn files() -> Vec<File> {
             let entry = entry.unwrap();
             let path = entry.path();
             let kind = entry.file_type().unwrap();
+            if NOT_OURS.iter().any(|name| entry.file_name() == *name) {
+                continue;
+            }
             if kind.is_dir() {
-                let ours = !NOT_OURS.iter().any(|name| entry.file_name() == *name);
-                folders.extend(ours.then_some(path));
+                folders.push(path);
             } else if kind.is_file() {
                 let relative = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
                 let text = String::from_utf8(fs::read(&path).unwrap());
