@@ -9,105 +9,17 @@
 mod support;
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
-use cuvmm_driver::{CUresult, Call, Device, Driver, StrandedKind};
-use cuvmm_resource::{Error, Options, Outcome, Release, StreamOwner, StreamRef, VirtualMemoryBuffer};
+use cuvmm_driver::{CUresult, Call, StrandedKind};
+use cuvmm_resource::{Error, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::{Hints, Machine, When};
+use support::work::{Foreign, Held, in_primary, is_done};
 use support::{Bench, G};
-
-/// A stream in the primary context, made by hand; destroyed with this.
-struct Foreign {
-    device: Device,
-    stream: CUstream,
-    /// Run when it is dropped.
-    last: Mutex<Option<Box<dyn FnOnce() + Send>>>,
-    dropped: Arc<AtomicUsize>,
-}
-
-impl Foreign {
-    fn new(bench: &Bench, flags: CUstream_flags) -> Arc<Self> {
-        let device = bench.device();
-        // The share of the context that the stream lives by.
-        device.primary_ctx_retain().unwrap();
-        let stream = in_primary(&device, |driver| driver.stream_create(flags).unwrap());
-        Arc::new(Self { device, stream, last: Mutex::default(), dropped: Arc::default() })
-    }
-}
-
-impl Drop for Foreign {
-    fn drop(&mut self) {
-        if let Some(last) = self.last.get_mut().unwrap().take() {
-            last();
-        }
-        self.dropped.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the stream and the share are this value's.
-        unsafe { self.device.driver().stream_destroy(self.stream) }.unwrap();
-        // SAFETY: as above.
-        unsafe { self.device.primary_ctx_release() }.unwrap();
-    }
-}
-
-// SAFETY: the stream is made with the value and destroyed with it.
-unsafe impl StreamOwner for Foreign {
-    fn driver(&self) -> &Driver {
-        self.device.driver()
-    }
-
-    fn stream(&self) -> CUstream {
-        self.stream
-    }
-}
-
-/// With the device's primary context current.
-fn in_primary<T>(device: &Device, work: impl FnOnce(&Driver) -> T) -> T {
-    let driver = device.driver();
-    let context = device.primary_ctx_retain().unwrap();
-    // SAFETY: retained just now.
-    unsafe { driver.ctx_push_current(context) }.unwrap();
-    let done = work(driver);
-    // SAFETY: it was pushed above.
-    assert_eq!(unsafe { driver.ctx_pop_current() }.unwrap(), context);
-    // SAFETY: the share is this function's.
-    unsafe { device.primary_ctx_release() }.unwrap();
-    done
-}
-
-/// Holds a stream up until told otherwise, at the latest when this is dropped.
-struct Held(Option<Sender<()>>);
-
-impl Held {
-    /// Queues a host function on `stream` that waits, and work on the buffer behind it.
-    fn queue(stream: CUstream, buffer: &VirtualMemoryBuffer) -> Self {
-        unsafe extern "C" fn wait(receiver: *mut c_void) {
-            // SAFETY: the pointer is a box that was leaked for this one call.
-            let receiver = unsafe { Box::from_raw(receiver.cast::<Receiver<()>>()) };
-            let _ = receiver.recv_timeout(Duration::from_secs(20));
-        }
-        let (sender, receiver) = channel::<()>();
-        let data = Box::into_raw(Box::new(receiver)).cast();
-        in_primary(buffer.resource().device(), |driver| {
-            // SAFETY: the stream is alive, and the function takes the box that it is given.
-            unsafe { driver.launch_host_func(stream, Some(wait), data) }.unwrap();
-            // SAFETY: the range is the buffer's, which waits for the stream before it goes.
-            unsafe { driver.memset_d8_async(buffer.address(), 7, buffer.size(), stream) }.unwrap();
-        });
-        Self(Some(sender))
-    }
-
-    /// Lets go of it after a while, on another thread.
-    fn let_go_soon(mut self) -> std::thread::JoinHandle<()> {
-        let sender = self.0.take();
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(30));
-            drop(sender);
-        })
-    }
-}
 
 #[test]
 fn a_stream_of_ours_lives_as_long_as_a_share_of_it() {
@@ -404,7 +316,7 @@ fn a_moving_grow_into_waits_and_one_in_place_does_not() {
             (buffer.grow_into(40 << 20).unwrap(), Some(held))
         } else {
             let grown = buffer.grow_into(40 << 20).unwrap();
-            assert!(!bench.driver_is_done(&stream), "nothing was waited for");
+            assert!(!is_done(&stream), "nothing was waited for");
             (grown, Some(held.let_go_soon()))
         };
         assert_eq!(grown.outcome(), Some(if moves { Outcome::Moved } else { Outcome::InPlace }));
@@ -412,13 +324,6 @@ fn a_moving_grow_into_waits_and_one_in_place_does_not() {
         held.unwrap().join().unwrap();
         drop(stream);
         bench.assert_clean();
-    }
-}
-
-impl Bench {
-    fn driver_is_done(&self, stream: &StreamRef) -> bool {
-        // SAFETY: the stream is alive while it is borrowed.
-        unsafe { self.driver.stream_query(stream.as_raw()) }.unwrap()
     }
 }
 

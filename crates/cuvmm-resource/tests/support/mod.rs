@@ -2,8 +2,13 @@
 #![allow(dead_code, reason = "each suite uses its part of it")]
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
-use cuvmm_driver::{Call, Device, Driver, Hooked};
+pub(crate) mod work;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cuvmm_driver::{Call, Device, Driver, Failure, Hook, Hooked, Invocation};
 use cuvmm_resource::{Options, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_sim::faults::Both;
 use cuvmm_sim::{Faults, Live, Machine, Preset, Simulator};
 
 /// The granularity of the small machine's memory.
@@ -15,15 +20,49 @@ pub(crate) struct Bench {
     pub(crate) simulator: Simulator,
     pub(crate) driver: Driver,
     pub(crate) faults: Faults,
+    pub(crate) meanwhile: Meanwhile,
+}
+
+/// What happens right before a call reaches the driver, once.
+#[derive(Clone, Default)]
+pub(crate) struct Meanwhile {
+    plan: Arc<Mutex<Option<(Call, Event)>>>,
+}
+
+type Event = Box<dyn FnOnce() + Send>;
+
+impl Meanwhile {
+    /// Does `event` before the next such call.
+    pub(crate) fn before_next(&self, call: Call, event: impl FnOnce() + Send + 'static) {
+        *self.plan.lock().unwrap() = Some((call, Box::new(event)));
+    }
+
+    /// Whether what was planned has happened.
+    pub(crate) fn is_over(&self) -> bool {
+        self.plan.lock().unwrap().is_none()
+    }
+}
+
+impl Hook for Meanwhile {
+    fn before(&self, invocation: &Invocation<'_>) -> Option<Failure> {
+        let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = plan.take_if(|(call, _)| *call == invocation.call);
+        drop(plan);
+        if let Some((_, event)) = due {
+            event();
+        }
+        None
+    }
 }
 
 impl Bench {
     pub(crate) fn new(machine: Machine) -> Self {
         let simulator = Simulator::new(machine);
-        let faults = Faults::new();
-        let driver = Driver::new(Hooked::new(simulator.clone(), faults.clone())).unwrap();
+        let (faults, meanwhile) = (Faults::new(), Meanwhile::default());
+        let hook = Both { outer: faults.clone(), inner: meanwhile.clone() };
+        let driver = Driver::new(Hooked::new(simulator.clone(), hook)).unwrap();
         simulator.clear_calls();
-        Self { simulator, driver, faults }
+        Self { simulator, driver, faults, meanwhile }
     }
 
     pub(crate) fn small() -> Self {
@@ -54,6 +93,12 @@ impl Bench {
 
     pub(crate) fn bytes_of(&self, buffer: &VirtualMemoryBuffer) -> Vec<u8> {
         self.simulator.peek(buffer.address(), buffer.size()).unwrap()
+    }
+
+    /// How many mappings, reservations, allocations, events, streams and shares of contexts are alive.
+    pub(crate) fn left(&self) -> [usize; 6] {
+        let live = self.simulator.live();
+        [live.mappings, live.reservations, live.allocations, live.events, live.streams, live.contexts]
     }
 
     /// Nothing is left, nothing undefined was done, and nothing was lost.

@@ -1,0 +1,275 @@
+//! What a buffer waits for before its memory goes, where a call on the way there fails: no unmap runs under work that
+//! is queued, whichever call it is.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops at what it did not expect")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuvmm_driver::sys::{CUstream, CUstream_flags};
+use cuvmm_driver::{CUresult, Call, StrandedKind};
+use cuvmm_resource::{Error, Options, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm_sim::{Hints, Machine, When};
+use support::work::{Foreign, Held, is_done, token};
+use support::{Bench, G};
+
+/// Codes that do not say that the work is over.
+const CODES: [CUresult; 2] = [CUresult::OUT_OF_MEMORY, CUresult::UNKNOWN];
+
+/// What a buffer waits for.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    Default,
+    Stream,
+    Fence,
+    Everything,
+}
+
+/// How a buffer lets go of its memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Close,
+    Drop,
+    Move,
+}
+
+/// A buffer with work queued on it, held up, on each stream that it is to wait for.
+struct Busy {
+    bench: Bench,
+    buffer: Option<VirtualMemoryBuffer>,
+    held: Vec<Held>,
+    /// What the work is queued on.
+    streams: Vec<StreamRef>,
+}
+
+impl Busy {
+    fn new(behind: Behind) -> Self {
+        // Where no hint is granted, a buffer that grows moves.
+        let bench = Bench::new(Machine::small().hints(Hints::Refused(CUresult::INVALID_VALUE)));
+        let buffer = bench.resource(Options::new().release(Release::Caller)).allocate(G).unwrap();
+        let stream = || StreamRef::create(&bench.device()).unwrap();
+        let blocking = || StreamRef::from_owner(Foreign::new(&bench, CUstream_flags::DEFAULT)).unwrap();
+        let streams = match behind {
+            Behind::Default => vec![blocking()],
+            Behind::Stream | Behind::Fence => vec![stream()],
+            Behind::Everything => vec![stream(), stream(), stream()],
+        };
+        let held = streams.iter().map(|stream| Held::queue(stream.as_raw(), &buffer)).collect();
+        let fences = match behind {
+            Behind::Default => {
+                buffer.set_release(Release::DefaultStream).unwrap();
+                &[]
+            }
+            Behind::Fence => &streams[..],
+            Behind::Stream | Behind::Everything => {
+                buffer.set_release(Release::Stream(streams[0].clone())).unwrap();
+                &streams[1..]
+            }
+        };
+        fences.iter().for_each(|stream| buffer.fence(stream).unwrap());
+        bench.simulator.clear_calls();
+        Self { bench, buffer: Some(buffer), held, streams }
+    }
+
+    /// Ends the buffer on a thread of its own, whose context and capture mode nobody else sees, while the work goes
+    /// on for a while. Gives what comes back, open.
+    fn end(&mut self, end: End) -> Option<VirtualMemoryBuffer> {
+        let buffer = self.buffer.take().unwrap();
+        let held: Vec<_> = self.held.drain(..).map(Held::let_go_soon).collect();
+        let ended = std::thread::spawn(move || match end {
+            End::Close => buffer.close().err().and_then(|error| error.into_buffer()),
+            End::Drop => None,
+            End::Move => Some(buffer.grow_into(40 << 20).unwrap_or_else(|error| error.into_buffer())),
+        });
+        let ended = ended.join().unwrap();
+        // None of the work may be under an unmap; it is over soon in any case.
+        held.into_iter().for_each(|held| held.join().unwrap());
+        ended
+    }
+
+    /// The calls of ending it that are none of the memory's, each with which one of its name it is.
+    fn gate(behind: Behind, end: End) -> Vec<(Call, usize)> {
+        let mut busy = Self::new(behind);
+        let came_back = busy.end(end);
+        assert_eq!(busy.bench.simulator.violations(), []);
+        let mut counts = BTreeMap::new();
+        let calls = busy.bench.simulator.calls().into_iter().filter(|call| !call.to_string().starts_with("cuMem"));
+        let gate = calls.map(|call| (call, *counts.entry(call).and_modify(|nth| *nth += 1).or_insert(1))).collect();
+        assert_eq!(came_back.is_some(), end == End::Move, "{end:?} succeeds where nothing fails");
+        gate
+    }
+}
+
+fn fail_each_call(end: End) {
+    for behind in [Behind::Default, Behind::Stream, Behind::Fence, Behind::Everything] {
+        let gate = Busy::gate(behind, end);
+        assert!(gate.len() >= 4, "{gate:?}");
+        for ((call, nth), code) in gate.iter().flat_map(|step| CODES.map(|code| (*step, code))) {
+            let what = format!("{behind:?}, {end:?}: {call} #{nth} fails with {code:?}");
+            let mut busy = Busy::new(behind);
+            busy.bench.faults.fail(call, nth, code, When::Before);
+            let came_back = busy.end(end);
+            assert_eq!(busy.bench.faults.fired(), 1, "{what}");
+            assert_eq!(busy.bench.simulator.violations(), [], "{what}");
+            let stranded = busy.bench.driver.stranded();
+            if let Some(buffer) = came_back {
+                assert_eq!(stranded.count(StrandedKind::Buffer), 0, "{what}");
+                buffer.close().unwrap();
+            }
+            let Busy { bench, streams, .. } = busy;
+            drop(streams);
+            assert_eq!(bench.simulator.violations(), [], "{what}");
+            // What is left is counted; a buffer only where nobody could be given it.
+            let (live, stranded) = (bench.simulator.live(), bench.driver.stranded());
+            assert!(live.is_empty() || !stranded.is_empty(), "{what}: {live:?}");
+            assert_eq!(live.mappings, stranded.count(StrandedKind::Buffer), "{what}");
+            assert!(end == End::Drop || live.mappings == 0, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_close_whose_gate_fails_unmaps_nothing_under_work() {
+    fail_each_call(End::Close);
+}
+
+#[test]
+fn a_drop_whose_gate_fails_unmaps_nothing_under_work() {
+    fail_each_call(End::Drop);
+}
+
+#[test]
+fn a_move_whose_gate_fails_unmaps_nothing_under_work() {
+    fail_each_call(End::Move);
+}
+
+type Transfer = fn(&VirtualMemoryBuffer, &StreamRef) -> Result<(), Error>;
+
+const TRANSFERS: [(Call, Transfer); 3] = [
+    (Call::cuMemsetD8Async, |buffer, stream| buffer.fill_on(stream, 0, G, 1)),
+    (Call::cuMemcpyHtoDAsync, |buffer, stream| buffer.copy_from_host_on(stream, 0, &[1; G])),
+    (Call::cuMemcpyDtoHAsync, |buffer, stream| buffer.copy_to_host_on(stream, 0, &mut [0; G])),
+];
+
+/// A resource that waits for nothing when its buffers close, and a buffer of it.
+fn unattended(bench: &Bench) -> VirtualMemoryBuffer {
+    bench.resource(Options::new().release(Release::Caller)).allocate(G).unwrap()
+}
+
+#[test]
+fn work_that_was_queued_by_a_call_that_failed_is_waited_for() {
+    for (call, transfer) in TRANSFERS {
+        for code in CODES {
+            let bench = Bench::small();
+            let stream = StreamRef::create(&bench.device()).unwrap();
+            let (buffer, other) = (unattended(&bench), unattended(&bench));
+            let held = Held::queue(stream.as_raw(), &other).let_go_soon();
+            bench.faults.fail(call, 1, code, When::After);
+            let error = transfer(&buffer, &stream).unwrap_err();
+            assert_eq!((error.call(), error.code()), (Some(call), Some(code)));
+            assert!(is_done(&stream), "{call}: its work may be going on");
+            buffer.close().unwrap();
+            held.join().unwrap();
+            drop((stream, other));
+            bench.assert_clean();
+        }
+    }
+}
+
+/// A call that failed before it queued anything is told, too, and leaves nothing to wait for.
+#[test]
+fn work_that_was_not_queued_is_no_reason_to_wait_later() {
+    for (call, transfer) in TRANSFERS {
+        let bench = Bench::small();
+        let stream = StreamRef::create(&bench.device()).unwrap();
+        let (buffer, other) = (unattended(&bench), unattended(&bench));
+        bench.faults.fail(call, 1, CUresult::UNKNOWN, When::Before);
+        assert_eq!(transfer(&buffer, &stream).unwrap_err().call(), Some(call));
+        let held = Held::queue(stream.as_raw(), &other);
+        buffer.close().unwrap();
+        assert!(!is_done(&stream), "nothing of this buffer was queued");
+        held.let_go_soon().join().unwrap();
+        stream.synchronize().unwrap();
+        drop((stream, other));
+        bench.assert_clean();
+    }
+}
+
+#[test]
+fn after_a_transfer_whose_wait_failed_the_buffer_waits_for_the_stream() {
+    for (_, transfer) in &TRANSFERS[..2] {
+        for (code, drops) in CODES.into_iter().flat_map(|code| [(code, false), (code, true)]) {
+            let bench = Bench::small();
+            let stream = StreamRef::create(&bench.device()).unwrap();
+            let (buffer, other) = (unattended(&bench), unattended(&bench));
+            let held = Held::queue(stream.as_raw(), &other);
+            bench.faults.fail(Call::cuStreamSynchronize, 1, code, When::Before);
+            let error = transfer(&buffer, &stream).unwrap_err();
+            assert_eq!((error.call(), error.code()), (Some(Call::cuStreamSynchronize), Some(code)));
+            assert!(!is_done(&stream), "its work goes on");
+            let held = held.let_go_soon();
+            // The buffer keeps the stream.
+            drop(stream);
+            if drops {
+                drop(buffer);
+            } else {
+                buffer.close().unwrap();
+            }
+            held.join().unwrap();
+            other.close().unwrap();
+            bench.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn after_a_fill_whose_wait_failed_the_buffer_waits_for_the_resources_own_stream() {
+    let bench = Bench::small();
+    let buffer = unattended(&bench);
+    // The fourth argument of the first fill tells the stream.
+    let own = Arc::new(AtomicUsize::new(0));
+    let seen = own.clone();
+    let look = move |arguments: &[u64]| {
+        seen.store(arguments[3] as usize, Ordering::Relaxed);
+        false
+    };
+    bench.faults.fail_when(Call::cuMemsetD8Async, look, CUresult::UNKNOWN, When::Before);
+    buffer.fill(0, G, 1).unwrap();
+    bench.faults.clear();
+    let own = CUstream(std::ptr::without_provenance_mut(own.load(Ordering::Relaxed)));
+    assert!(!own.is_default_token());
+
+    let other = buffer.resource().allocate(G).unwrap();
+    let held = Held::queue(own, &other);
+    bench.faults.fail(Call::cuStreamSynchronize, 1, CUresult::UNKNOWN, When::Before);
+    assert_eq!(buffer.fill(0, G, 2).unwrap_err().call(), Some(Call::cuStreamSynchronize));
+    let held = held.let_go_soon();
+    buffer.close().unwrap();
+    held.join().unwrap();
+    drop(other);
+    bench.assert_clean();
+}
+
+#[test]
+fn closing_on_a_token_waits_for_the_default_stream() {
+    for name in [CUstream::NULL, CUstream::LEGACY, CUstream::PER_THREAD] {
+        let bench = Bench::small();
+        let (blocking, own) =
+            (Foreign::new(&bench, CUstream_flags::DEFAULT), StreamRef::create(&bench.device()).unwrap());
+        for release in [Release::Caller, Release::Stream(own.clone())] {
+            let (buffer, other) = (unattended(&bench), unattended(&bench));
+            buffer.set_release(release).unwrap();
+            let on_own = Held::queue(own.as_raw(), &other);
+            let on_blocking = Held::queue(blocking.stream, &buffer).let_go_soon();
+            buffer.close_on(&token(&bench, name)).unwrap();
+            on_blocking.join().unwrap();
+            assert!(!is_done(&own), "it is waited for instead of the release stream");
+            on_own.let_go_soon().join().unwrap();
+            own.synchronize().unwrap();
+        }
+        drop((blocking, own));
+        bench.assert_clean();
+    }
+}
