@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, criterion_group, criterion_main};
 use cuvmm::driver::RawDriver;
 use cuvmm::driver::sys::*;
 use cuvmm::{CUresult, Driver, Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
@@ -145,7 +145,7 @@ fn own_cost(criterion: &mut Criterion) {
             let resource = resource(grants);
             let buffer = chain(&resource, chunks);
             let size = buffer.capacity() + G;
-            criterion.bench_function(BenchmarkId::new(name, chunks), |bencher| {
+            criterion.bench_function(&format!("{name}/{chunks}"), |bencher| {
                 bencher.iter(|| {
                     let grown = buffer.grow(black_box(size)).unwrap();
                     assert_eq!(grown.outcome(), Some(outcome));
