@@ -164,7 +164,7 @@ fn memory_is_held_by_an_importer_until_that_dies() {
     let (simulator, driver) = start();
     if is_peer_of(TEST) {
         let imported = driver.mem_import_posix_fd(input().as_fd()).unwrap();
-        map(&driver, imported);
+        let _ = map(&driver, imported);
         println!("holding");
         std::thread::park();
     }

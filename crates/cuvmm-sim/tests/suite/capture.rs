@@ -201,7 +201,7 @@ fn waiting_for_the_capturing_stream_itself_is_fatal_in_every_mode() {
             for gpu in Gpu::both() {
                 let gpu = gpu.with_context();
                 let stream = gpu.stream(NON_BLOCKING);
-                gpu.exchange(RELAXED);
+                let _ = gpu.exchange(RELAXED);
                 assert_eq!(gpu.begin(stream, mode), 0);
                 assert_eq!(wait(&gpu, stream), 900);
                 assert_eq!(wait(&gpu, stream), 901, "it is lost already");
@@ -211,7 +211,7 @@ fn waiting_for_the_capturing_stream_itself_is_fatal_in_every_mode() {
         for gpu in Gpu::both() {
             let gpu = gpu.with_context();
             let stream = gpu.stream(NON_BLOCKING);
-            gpu.exchange(RELAXED);
+            let _ = gpu.exchange(RELAXED);
             assert_eq!(gpu.begin(stream, mode), 0);
             // SAFETY: it takes nothing.
             assert_eq!(unsafe { gpu.raw().cuCtxSynchronize() }.0, 900);
@@ -234,7 +234,7 @@ fn a_capture_on_a_blocking_stream_involves_the_legacy_one() {
             for gpu in Gpu::both() {
                 let gpu = gpu.with_context();
                 let (stream, event) = (gpu.stream(CUstream_flags::DEFAULT), gpu.event());
-                gpu.exchange(RELAXED);
+                let _ = gpu.exchange(RELAXED);
                 assert_eq!(gpu.begin(stream, mode), 0);
                 assert_eq!(gpu.status(CUstream::LEGACY), Err(906));
                 assert_eq!(gpu.status(stream), Ok(1), "asking harms nothing");
@@ -308,7 +308,7 @@ fn asking_a_captured_event_answers_907_and_kills() {
         for gpu in Gpu::both() {
             let gpu = gpu.with_context();
             let (stream, event) = (gpu.stream(NON_BLOCKING), gpu.event());
-            gpu.exchange(RELAXED);
+            let _ = gpu.exchange(RELAXED);
             assert_eq!(gpu.begin(stream, RELAXED), 0);
             assert_eq!(gpu.record(event, stream), 0);
             assert_eq!(ask(&gpu, event), 907);
