@@ -15,7 +15,7 @@ use flags::{Cuvmm, CuvmmCmd};
 fn main() -> ExitCode {
     let flags = match Cuvmm::from_env() {
         Ok(flags) => flags,
-        Err(error) if error.is_help() => error.exit(),
+        Err(error) if error.is_help() => return ended(report::line(&error.to_string())),
         Err(error) => {
             report::failure(&anyhow::anyhow!("{error}; `cuvmm --help` shows how"));
             return ExitCode::from(2);
@@ -25,6 +25,11 @@ fn main() -> ExitCode {
         CuvmmCmd::Demo(demo) => demo::run(demo.driver.unwrap_or_default()),
         CuvmmCmd::DemoPeer(peer) => peer::run(peer.driver),
     };
+    ended(done)
+}
+
+/// The exit code, and on standard error what failed.
+fn ended(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

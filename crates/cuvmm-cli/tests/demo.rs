@@ -155,6 +155,9 @@ fn unread() -> Stdio {
 
 #[test]
 fn output_that_nobody_reads_ends_in_a_message() {
+    for arguments in [&["--help"][..], &["demo", "--help"]] {
+        end(command(arguments).stdout(unread()));
+    }
     let run = end(command(&["demo", "--driver", "sim"]).stdout(unread()));
     assert_eq!(run.code, Some(1));
     assert!(run.stderr.contains("standard output"), "{}", run.stderr);

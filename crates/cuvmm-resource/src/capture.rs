@@ -118,17 +118,20 @@ impl<'a> Session<'a> {
         unsafe { self.target.driver.stream_synchronize(self.target.stream) }
     }
 
-    /// As [`synchronize`](Self::synchronize), also past a capture that began since the work was queued: for work on
-    /// what is borrowed until it is over.
+    /// As [`synchronize`](Self::synchronize), for work on what is borrowed until it is over. Where a wait fails although
+    /// the work may go on, for a capture that began since it was queued or for any other reason, this waits again, once
+    /// that capture has ended, and still returns the error.
     pub(crate) fn finish(&self) -> Result<(), Error> {
         let waited = self.synchronize();
-        if !waited.as_ref().is_err_and(|error| is_capture_code(error.code())) {
-            return waited;
+        let code = waited.as_ref().err().and_then(Error::code);
+        if waited.is_err() && !is_over(code) {
+            while is_capture_code(code) && matches!(self.is_capturing(), Ok(true)) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // What it says is no news: the first error is told.
+            let _ = self.synchronize();
         }
-        while matches!(self.is_capturing(), Ok(true)) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.synchronize()
+        waited
     }
 
     /// Makes an event in the target's context.

@@ -61,7 +61,8 @@ pub enum Error {
         /// What its chunks add up to.
         sum: usize,
     },
-    /// The stream is capturing a graph: nothing was queued on it or waited for.
+    /// The stream is capturing a graph: nothing was queued on it or waited for. Where the capture began in the midst of
+    /// a copy or a fill, that is in the graph or was done; it is to be done again.
     #[error("the stream is capturing")]
     StreamCapturing,
     /// The calling thread is inside a host function of the driver's, where no CUDA call is allowed.

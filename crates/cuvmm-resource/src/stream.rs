@@ -133,7 +133,7 @@ impl StreamRef {
     ///
     /// # Safety
     /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given
-    /// to keep one. Nobody begins a capture on it while a wait or a fence of ours is under way.
+    /// to keep one. Nobody begins a capture on it while a copy, a fill, a wait or a fence of ours is under way.
     ///
     /// # Errors
     /// What `cuStreamGetCtx` answers.

@@ -6,14 +6,14 @@
 //! # Safety
 //! Ranges are checked to lie within the buffer, whose memory is mapped while it is borrowed. Host memory is borrowed
 //! until the work on it has ended: until a wait for it has succeeded, or failed because the context is broken and runs
-//! nothing any more. A capture that begins in between is waited for, too.
+//! nothing any more. A wait that fails in another way is made again, past a capture that began in between.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::Driver;
 use cuvmm_driver::sys::{CUdeviceptr, CUstream};
 
 use crate::buffer::VirtualMemoryBuffer;
-use crate::capture::{Session, in_host_callback};
+use crate::capture::{Session, in_host_callback, is_capture_code};
 use crate::error::Error;
 use crate::stream::StreamRef;
 
@@ -126,9 +126,12 @@ impl VirtualMemoryBuffer {
         // Waited for also where queuing failed: what a failed call did is not known.
         let queued = queue(driver, address, stream.target().stream());
         let finished = session.finish();
-        if finished.is_err() {
+        if let Err(error) = &finished {
             // Nor is whether the work is over: the buffer waits for the stream before it lets go.
             self.fence_stream(&stream);
+            if is_capture_code(error.code()) {
+                return Err(Error::StreamCapturing);
+            }
         }
         Ok(queued.and(finished)?)
     }

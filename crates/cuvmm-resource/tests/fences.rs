@@ -241,7 +241,9 @@ fn a_transfer_by_token_keeps_the_primary_context() {
     let buffer = unattended(&bench);
     let stream = StreamRef::create(&bench.device()).unwrap();
     let held = in_primary(&bench.device(), |_| Held::queue(CUstream::LEGACY, &buffer));
+    // A transfer waits twice before it gives up.
     bench.faults.fail(Call::cuStreamSynchronize, 1, CUresult::UNKNOWN, When::Before);
+    bench.faults.fail(Call::cuStreamSynchronize, 2, CUresult::UNKNOWN, When::Before);
     let error = buffer.fill_on(&token(&bench, CUstream::NULL), 0, G, 1).unwrap_err();
     assert_eq!(error.call(), Some(Call::cuStreamSynchronize));
     drop(stream);
@@ -273,7 +275,7 @@ fn a_transfer_during_a_capture_that_begins_beside_it_ends_after_it() {
     });
     let held = held.let_go_soon();
     let filled = buffer.fill_on(&stream, 0, G, 3);
-    assert!(matches!(filled, Ok(()) | Err(Error::StreamCapturing)), "{filled:?}");
+    assert!(matches!(filled, Err(Error::StreamCapturing)), "{filled:?}");
     assert!(is_done(&stream));
     assert_eq!(bench.bytes_of(&buffer), [3; G]);
     ended.join().unwrap();

@@ -198,14 +198,16 @@ fn work_that_was_not_queued_is_no_reason_to_wait_later() {
 }
 
 #[test]
-fn after_a_transfer_whose_wait_failed_the_buffer_waits_for_the_stream() {
+fn after_a_transfer_whose_waits_failed_the_buffer_waits_for_the_stream() {
     for (_, transfer) in &TRANSFERS[..2] {
         for (code, drops) in CODES.into_iter().flat_map(|code| [(code, false), (code, true)]) {
             let bench = Bench::small();
             let stream = StreamRef::create(&bench.device()).unwrap();
             let (buffer, other) = (unattended(&bench), unattended(&bench));
             let held = Held::queue(stream.as_raw(), &other);
+            // A transfer waits twice before it gives up.
             bench.faults.fail(Call::cuStreamSynchronize, 1, code, When::Before);
+            bench.faults.fail(Call::cuStreamSynchronize, 2, code, When::Before);
             let error = transfer(&buffer, &stream).unwrap_err();
             assert_eq!((error.call(), error.code()), (Some(Call::cuStreamSynchronize), Some(code)));
             assert!(!is_done(&stream), "its work goes on");
@@ -225,7 +227,7 @@ fn after_a_transfer_whose_wait_failed_the_buffer_waits_for_the_stream() {
 }
 
 #[test]
-fn after_a_fill_whose_wait_failed_the_buffer_waits_for_the_resources_own_stream() {
+fn after_a_fill_whose_waits_failed_the_buffer_waits_for_the_resources_own_stream() {
     let bench = Bench::small();
     let buffer = unattended(&bench);
     // The fourth argument of the first fill tells the stream.
@@ -243,7 +245,9 @@ fn after_a_fill_whose_wait_failed_the_buffer_waits_for_the_resources_own_stream(
 
     let other = buffer.resource().allocate(G).unwrap();
     let held = Held::queue(own, &other);
+    // A transfer waits twice before it gives up.
     bench.faults.fail(Call::cuStreamSynchronize, 1, CUresult::UNKNOWN, When::Before);
+    bench.faults.fail(Call::cuStreamSynchronize, 2, CUresult::UNKNOWN, When::Before);
     assert_eq!(buffer.fill(0, G, 2).unwrap_err().call(), Some(Call::cuStreamSynchronize));
     let held = held.let_go_soon();
     buffer.close().unwrap();
