@@ -136,7 +136,7 @@ fn streams_of_another_driver_are_refused_before_any_call(backend: &Backend) {
         });
     });
     // What was refused changed nothing.
-    assert!(matches!(buffer.release(), Release::DefaultStream));
+    assert!(matches!(buffer.released_after(), Release::DefaultStream));
     require_marks(&buffer, 2, G);
     buffer.close().unwrap();
     drop(theirs);

@@ -161,7 +161,7 @@ fn a_capturing_stream_is_not_waited_for_by_the_default_stream_either(backend: &B
     let stream = Stream::blocking(&backend.device);
     for mode in MODES {
         let buffer = backend.resource().allocate(G).unwrap();
-        assert!(matches!(buffer.release(), Release::DefaultStream));
+        assert!(matches!(buffer.released_after(), Release::DefaultStream));
         let capture = Capture::begin(&stream, mode, &captured);
         let (error, buffer) = buffer.close().unwrap_err().into_parts();
         assert_eq!(error, Error::StreamCapturing);

@@ -155,7 +155,7 @@ fn what_is_grown_inherits_the_release_stream(backend: &Backend) {
     let in_place = buffer.grow(2 * G).unwrap();
     let moved = buffer.grow(2 * G).unwrap();
     for grown in [covered, in_place, moved] {
-        assert!(matches!(grown.release(), Release::Stream(of) if of == stream));
+        assert!(matches!(grown.released_after(), Release::Stream(of) if of == stream));
         let gate = hold(&stream, &grown);
         gate.require_wait(&stream, || grown.close()).unwrap();
     }
@@ -173,7 +173,7 @@ fn the_release_stream_of_the_options_is_waited_for(backend: &Backend) {
 
 fn the_default_stream_is_waited_for_and_blocking_streams_with_it(backend: &Backend) {
     let buffer = backend.resource().allocate(G).unwrap();
-    assert!(matches!(buffer.release(), Release::DefaultStream));
+    assert!(matches!(buffer.released_after(), Release::DefaultStream));
     let stream = Stream::blocking(&backend.device);
     let gate = hold(&stream, &buffer);
     gate.require_wait(&stream, || buffer.close()).unwrap();

@@ -28,6 +28,7 @@ impl Failure {
 
 /// A call that is about to be made, or was.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Invocation<'a> {
     /// Which call.
     pub call: Call,

@@ -12,6 +12,7 @@ use crate::sys::*;
 
 /// One entry point, as cuGetProcAddress and the library's export table know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Symbol {
     /// The call.
     pub call: Call,

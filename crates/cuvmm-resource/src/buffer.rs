@@ -59,6 +59,7 @@ pub enum Outcome {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Chunk {
     /// Where it begins.
     pub address: CUdeviceptr,
@@ -136,7 +137,7 @@ impl VirtualMemoryBuffer {
             range,
             size,
             outcome: Some(outcome),
-            order: Mutex::new(Order::new(self.release())),
+            order: Mutex::new(Order::new(self.released_after())),
             id: self.id,
             generation: next_number(),
         };
@@ -228,7 +229,7 @@ impl VirtualMemoryBuffer {
     }
 
     /// What it waits for when it closes or drops, besides its fences.
-    pub fn release(&self) -> Release {
+    pub fn released_after(&self) -> Release {
         self.order().release.clone()
     }
 

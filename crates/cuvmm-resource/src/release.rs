@@ -28,7 +28,7 @@ use crate::stream::{PrimaryContext, StreamRef, may_call};
 /// let stream = StreamRef::create(&device)?;
 /// let options = Options::new().release(Release::Stream(stream));
 /// let buffer = VirtualMemoryResource::new(&device, options)?.allocate(2 << 20)?;
-/// assert!(matches!(buffer.release(), Release::Stream(_)));
+/// assert!(matches!(buffer.released_after(), Release::Stream(_)));
 /// # Ok(())
 /// # }
 /// ```

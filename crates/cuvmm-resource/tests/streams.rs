@@ -78,7 +78,7 @@ fn an_owner_stays_until_the_last_buffer_lets_go() {
     drop(resource);
     first.close().unwrap();
     assert_eq!(dropped.load(Ordering::Relaxed), 0);
-    let Release::Stream(stream) = second.release() else { panic!("{:?}", second.release()) };
+    let Release::Stream(stream) = second.released_after() else { panic!("{:?}", second.released_after()) };
     stream.synchronize().unwrap();
     drop(stream);
     second.close().unwrap();
@@ -131,7 +131,7 @@ fn values_of_another_driver_are_refused_and_change_nothing() {
     bench.simulator.clear_calls();
     other.simulator.clear_calls();
     assert_eq!(buffer.set_release(Release::Stream(theirs.clone())), Err(refused.clone()));
-    assert!(matches!(buffer.release(), Release::DefaultStream));
+    assert!(matches!(buffer.released_after(), Release::DefaultStream));
     assert_eq!(buffer.fence(&theirs), Err(refused.clone()));
     assert_eq!(buffer.fill_on(&theirs, 0, 1, 1), Err(refused.clone()));
     assert_eq!(buffer.copy_from_host_on(&theirs, 0, &[1]), Err(refused.clone()));
@@ -337,7 +337,7 @@ fn an_owner_is_dropped_under_no_lock() {
     let looks: Weak<VirtualMemoryBuffer> = Arc::downgrade(&buffer);
     *owner.last.lock().unwrap() = Some(Box::new(move || {
         let buffer = looks.upgrade().unwrap();
-        let _ = sender.send(matches!(buffer.release(), Release::Caller));
+        let _ = sender.send(matches!(buffer.released_after(), Release::Caller));
     }));
     buffer.set_release(Release::Stream(StreamRef::from_owner(owner).unwrap())).unwrap();
     let share = buffer.clone();
