@@ -49,7 +49,7 @@ fn job(chosen: &Chosen, mut table: Table) -> Result<()> {
     let occupied = occupy_behind(&second)?;
     table.start();
     let third = second.grow(192 * MIB).map_err(Error::from)?;
-    table.buffer("grow, addresses behind taken", &third)?;
+    table.buffer("grow, with the addresses taken", &third)?;
     ensure!(third.outcome() == Some(Outcome::Moved), "the second grow did not move although its addresses were taken");
     pattern::write(&third, FIRST, second.size())?;
     drop(occupied);

@@ -24,7 +24,7 @@ impl Chosen {
             Choice::Cuda => Self::cuda(),
             Choice::Auto => Self::cuda().or_else(|error| {
                 if is_absence(&error) {
-                    Self::simulator(&format!(", since there is no GPU here ({error:#})"))
+                    Self::simulator(&format!("\n(there is no GPU here: {error:#})"))
                 } else {
                     // A GPU that can't be used is to be mended, not passed over.
                     Err(error)
@@ -44,7 +44,7 @@ impl Chosen {
     fn simulator(reason: &str) -> Result<Self> {
         let simulator = Simulator::new(Machine::default());
         let device = simulator.driver().and_then(|driver| driver.device(0)).map_err(Error::from)?;
-        let words = format!("the simulated driver{reason}: no GPU is used, and times are not a GPU's");
+        let words = format!("the simulated driver: no GPU is used, and times are not a GPU's{reason}");
         Ok(Self { device, words, choice: Choice::Sim, simulator: Some(simulator) })
     }
 

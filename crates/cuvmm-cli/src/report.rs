@@ -33,7 +33,7 @@ impl Table {
             Some(Outcome::Covered) => "covered",
             Some(Outcome::InPlace) => "in place",
             Some(Outcome::Moved) => "moved",
-            _ => "-",
+            _ => "mapped",
         };
         let (address, chunks) = (buffer.address().to_string(), buffer.chunks().len().to_string());
         self.row(step, outcome, &address, &chunks, buffer.size())
