@@ -1,6 +1,7 @@
 //! [`Backend`]: a driver to test on, with faults in front of it and a ledger of what it did.
 
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use cuvmm::{Call, Device, Driver, HandleKind, Options, VirtualMemoryResource};
 use cuvmm_driver::{Hooked, RawDriver, Table};
@@ -138,9 +139,23 @@ impl Backend {
         let ledger = self.ledger.live();
         assert_eq!(ledger, left.in_ledger().beside(&Live::default(), &ledger), "left behind");
         assert_eq!(self.driver.stranded().total(), left.stranded, "stranded");
-        if let Some(simulator) = &self.simulator {
-            let live = simulator.live();
-            assert_eq!(live, left.beside(&Live::default(), &live), "left behind in the simulator");
+        if self.simulator.is_some() {
+            let (live, expected) = self.settled(|live| left.beside(&Live::default(), live));
+            assert_eq!(live, expected, "left behind in the simulator");
+        }
+    }
+
+    /// What is alive, once it is what `expect` makes of it, or else after a while. A process that a test beside this one
+    /// starts has copies of all descriptors until it executes its program, and they hold memory.
+    fn settled(&self, expect: impl Fn(&Live) -> Live) -> (Live, Live) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let live = self.live();
+            let expected = expect(&live);
+            if live == expected || self.is_gpu() || Instant::now() > deadline {
+                return (live, expected);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -158,9 +173,9 @@ impl Backend {
     /// Demands that exactly this was left since then, and lets the test end with it.
     #[track_caller]
     pub fn require_left(&self, since: &Mark, left: Left) {
-        let live = self.live();
         let counted = if self.simulator.is_some() { left } else { left.in_ledger() };
-        assert_eq!(live, counted.beside(&since.live, &live), "what is alive");
+        let (live, expected) = self.settled(|live| counted.beside(&since.live, live));
+        assert_eq!(live, expected, "what is alive");
         assert_eq!(self.driver.stranded().total(), since.stranded + left.stranded, "what is stranded");
         self.require_stays(left);
     }

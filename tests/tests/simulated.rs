@@ -7,6 +7,8 @@
 // This crate is part of tests: what it did not expect is to stop the test that it happened in.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::time::{Duration, Instant};
+
 use cuvmm::driver::sys::CUstreamCaptureMode;
 use cuvmm::{
     CUresult, Call, Device, HandleKind, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer,
@@ -128,6 +130,8 @@ fn everything_works_where_no_hint_is_granted() {
             buffer.close().unwrap();
         }
         drop(resource);
+        // The child that a test beside this one forks has copies of the descriptors.
+        assert!(simulator.wait_released(Instant::now() + Duration::from_secs(10)));
         assert_eq!(simulator.live(), Live::default());
     }
 }
@@ -155,6 +159,8 @@ fn a_coarser_granularity_is_kept_by_everything() {
             buffer.close().unwrap();
         }
         drop(resource);
+        // The child that a test beside this one forks has copies of the descriptors.
+        assert!(simulator.wait_released(Instant::now() + Duration::from_secs(10)));
         assert_eq!(simulator.live(), Live::default());
         assert_eq!(simulator.violations(), []);
     }

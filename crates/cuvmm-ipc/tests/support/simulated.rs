@@ -1,6 +1,8 @@
 //! Buffers of a simulated device, and patterns in them.
 #![allow(dead_code, reason = "each suite uses its part of it")]
 
+use std::time::{Duration, Instant};
+
 use cuvmm_driver::Driver;
 use cuvmm_driver::sys::CUmemAllocationHandleType;
 use cuvmm_resource::{HandleKind, Options, VirtualMemoryBuffer, VirtualMemoryResource};
@@ -38,7 +40,13 @@ impl Bench {
         self.simulator.live()
     }
 
+    /// A process that a test beside this one starts has copies of all descriptors until it executes its program, and they
+    /// hold memory: so what is held too long is waited for.
     pub(crate) fn assert_live(&self, expect: &Live) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.simulator.live() != *expect && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         assert_eq!(self.simulator.live(), *expect);
         assert_eq!(self.simulator.violations(), []);
     }
