@@ -170,24 +170,9 @@ impl Memory {
         if !self.inside(offset, length) {
             return;
         }
-        let source = self.view.pointer.wrapping_add(offset);
-        if self.mask == 0 {
-            // SAFETY: the source is inside the view, and the caller vouches for the destination. They may overlap
-            // only if the host was granted the memory, which `copy` allows.
-            unsafe { std::ptr::copy(source, destination, length) };
-            return;
-        }
-        let mut bounce = vec![0_u8; length.min(BOUNCE)];
-        let mut done = 0;
-        while done < length {
-            let part = (length - done).min(BOUNCE);
-            // SAFETY: the part is inside the view, and inside the buffer.
-            unsafe { std::ptr::copy_nonoverlapping(source.wrapping_add(done), bounce.as_mut_ptr(), part) };
-            mask(&mut bounce[..part], self.mask);
-            // SAFETY: the part is inside the buffer, and the caller vouches for the destination.
-            unsafe { std::ptr::copy_nonoverlapping(bounce.as_ptr(), destination.wrapping_add(done), part) };
-            done += part;
-        }
+        // SAFETY: the source is inside the view, and the caller vouches for the destination. They may overlap only if the
+        // host was granted the memory, which has no mask.
+        unsafe { copy_masked(self.view.pointer.wrapping_add(offset), destination, length, self.mask) };
     }
 
     /// A copy of bytes, as far as they are inside.
@@ -206,23 +191,8 @@ impl Memory {
         if !self.inside(offset, length) {
             return;
         }
-        let destination = self.view.pointer.wrapping_add(offset);
-        if self.mask == 0 {
-            // SAFETY: the destination is inside the view, and the caller vouches for the source.
-            unsafe { std::ptr::copy(source, destination, length) };
-            return;
-        }
-        let mut bounce = vec![0_u8; length.min(BOUNCE)];
-        let mut done = 0;
-        while done < length {
-            let part = (length - done).min(BOUNCE);
-            // SAFETY: the part is inside the caller's source, and inside the buffer.
-            unsafe { std::ptr::copy(source.wrapping_add(done), bounce.as_mut_ptr(), part) };
-            mask(&mut bounce[..part], self.mask);
-            // SAFETY: the part is inside the view.
-            unsafe { std::ptr::copy_nonoverlapping(bounce.as_ptr(), destination.wrapping_add(done), part) };
-            done += part;
-        }
+        // SAFETY: the destination is inside the view, and the caller vouches for the source. As to overlap, as above.
+        unsafe { copy_masked(source, self.view.pointer.wrapping_add(offset), length, self.mask) };
     }
 
     /// Copies bytes of `other` in, as far as they are inside both.
@@ -230,22 +200,9 @@ impl Memory {
         if !self.inside(offset, length) || !other.inside(from, length) {
             return;
         }
-        let source = other.view.pointer.wrapping_add(from);
-        if self.mask == other.mask {
-            // SAFETY: both are inside their views, and may overlap.
-            unsafe { std::ptr::copy(source, self.view.pointer.wrapping_add(offset), length) };
-            return;
-        }
-        let mut bounce = vec![0_u8; length.min(BOUNCE)];
-        let mut done = 0;
-        while done < length {
-            let part = (length - done).min(BOUNCE);
-            // SAFETY: the buffer has that many bytes.
-            unsafe { other.read(from + done, bounce.as_mut_ptr(), part) };
-            // SAFETY: as above.
-            unsafe { self.write(offset + done, bounce.as_ptr(), part) };
-            done += part;
-        }
+        let (source, destination) = (other.view.pointer.wrapping_add(from), self.view.pointer.wrapping_add(offset));
+        // SAFETY: both are inside their views. They overlap only in one and the same, which has one mask.
+        unsafe { copy_masked(source, destination, length, self.mask ^ other.mask) };
     }
 
     /// Sets bytes to the repeated `pattern`, as far as they are inside.
@@ -265,8 +222,31 @@ impl Memory {
     }
 }
 
+/// Copies bytes, and changes each by `mask` on the way.
+///
+/// # Safety
+/// `length` bytes are valid for reads at `source` and for writes at `destination`. They overlap only without a mask.
+unsafe fn copy_masked(source: *const u8, destination: *mut u8, length: usize, mask: u8) {
+    if mask == 0 {
+        // SAFETY: the caller vouches for both, and they may overlap.
+        unsafe { std::ptr::copy(source, destination, length) };
+        return;
+    }
+    let mut bounce = vec![0_u8; length.min(BOUNCE)];
+    let mut done = 0;
+    while done < length {
+        let part = (length - done).min(BOUNCE);
+        // SAFETY: the part is inside the source, and inside the buffer.
+        unsafe { std::ptr::copy_nonoverlapping(source.wrapping_add(done), bounce.as_mut_ptr(), part) };
+        change(&mut bounce[..part], mask);
+        // SAFETY: the part is inside the buffer, and inside the destination.
+        unsafe { std::ptr::copy_nonoverlapping(bounce.as_ptr(), destination.wrapping_add(done), part) };
+        done += part;
+    }
+}
+
 /// Turns stored bytes into seen ones, and back.
-fn mask(bytes: &mut [u8], mask: u8) {
+fn change(bytes: &mut [u8], mask: u8) {
     let word = u64::from_ne_bytes([mask; 8]);
     let (words, rest) = bytes.as_chunks_mut::<8>();
     for chunk in words {
