@@ -173,10 +173,7 @@ fn told(result: Result<(), Error>) -> Probe {
 fn is_verdict(probe: &Probe) -> bool {
     match probe {
         Probe::Available => true,
-        Probe::Refused { call, error } => {
-            *call != Call::cuMemGetAllocationGranularity
-                && !matches!(error.code(), Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM))
-        }
+        Probe::Refused { call, error } => *call != Call::cuMemGetAllocationGranularity && !error.is_shortage(),
     }
 }
 
@@ -225,17 +222,15 @@ impl Reference<'_> {
     fn give_back(&self) -> Result<(), Error> {
         // SAFETY: the reference is this value's own, and both callers give the value up.
         let result = unsafe { self.driver.mem_release(self.handle) };
-        if result.is_err() {
-            self.driver.stranded().add(StrandedKind::Allocation);
-        }
-        result
+        result.inspect_err(|error| {
+            self.driver.strand(StrandedKind::Allocation, error, "memory of a probe was not released")
+        })
     }
 }
 
 impl Drop for Reference<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.give_back() {
-            tracing::warn!(%error, "memory of a probe stays allocated until the process ends");
-        }
+        // A failure was counted and reported.
+        let _ = self.give_back();
     }
 }

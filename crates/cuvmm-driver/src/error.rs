@@ -58,6 +58,11 @@ impl Error {
         }
     }
 
+    /// Whether the driver lacked something, memory or open files, that may be there another time.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self.code(), Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM))
+    }
+
     /// The code that the driver answered; none where it wasn't asked.
     pub fn code(&self) -> Option<CUresult> {
         match self {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 
 use cuvmm_driver::sys::CUmemAllocationHandleType;
-use cuvmm_driver::{CUresult, Device, HandleFile, Probe};
+use cuvmm_driver::{Device, HandleFile, Probe};
 use rustix::fs::{AtFlags, FileType, SealFlags, StatxFlags, fcntl_get_seals, fstat, major, minor, statx};
 use rustix::io::Errno;
 
@@ -50,7 +50,7 @@ impl FileKind {
         let kinds = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
         let found = device.probed(kinds).filter(lacked_something).unwrap_or_else(|| device.probe(kinds));
         match found {
-            Probe::Refused { error, .. } if !lacks(&error) => Err(error.into()),
+            Probe::Refused { error, .. } if !error.is_shortage() => Err(error.into()),
             _ => Ok(device.posix_fd_file().map(Self::from)),
         }
     }
@@ -95,11 +95,7 @@ impl FileKind {
 
 /// Whether a probe ended for want of something that may be there later.
 fn lacked_something(probe: &Probe) -> bool {
-    matches!(probe, Probe::Refused { error, .. } if lacks(error))
-}
-
-fn lacks(error: &cuvmm_driver::Error) -> bool {
-    matches!(error.code(), Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM))
+    matches!(probe, Probe::Refused { error, .. } if error.is_shortage())
 }
 
 impl From<HandleFile> for FileKind {

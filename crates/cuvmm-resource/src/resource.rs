@@ -294,11 +294,8 @@ impl VirtualMemoryResource {
 /// not be when it is needed.
 fn require_probe(device: &Device, kind: HandleKind) -> Result<(), Error> {
     match device.probe(kind.as_driver()) {
-        Probe::Refused { error, .. } => match error.code() {
-            Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM) => Ok(()),
-            _ => Err(error.into()),
-        },
-        Probe::Available => Ok(()),
+        Probe::Refused { error, .. } if !error.is_shortage() => Err(error.into()),
+        Probe::Refused { .. } | Probe::Available => Ok(()),
     }
 }
 
