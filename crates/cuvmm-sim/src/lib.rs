@@ -21,6 +21,7 @@ mod pointer;
 mod policy;
 mod raw;
 mod reserve;
+mod resolve;
 mod session;
 mod share;
 mod simulator;

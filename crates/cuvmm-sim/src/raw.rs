@@ -47,7 +47,20 @@ macro_rules! calls {
         // an effect takes place under the lock, as the manual says of the call.
         unsafe impl RawDriver for Simulator {
             fn provides(&self, call: Call) -> bool {
-                self.has(call) && !UNMODELLED.contains(&call)
+                self.has(call) && !UNMODELLED.contains(&call) && (call != Call::cuGetProcAddress || self.is_served())
+            }
+
+            unsafe fn cuGetProcAddress(
+                &self, symbol: *const c_char, pfn: *mut *mut c_void, version: i32, flags: u64,
+                status: *mut CUdriverProcAddressQueryResult,
+            ) -> CUresult {
+                // SAFETY: the trait's caller promises that it is null or a C string.
+                let symbol = unsafe { In::new(symbol) };
+                // SAFETY: the trait's caller promises that it is null or valid for a pointer.
+                let pfn = unsafe { Out::new(pfn) };
+                // SAFETY: the trait's caller promises that it is null or valid for a result.
+                let status = unsafe { Out::new(status) };
+                code_of(self.get_proc_address(symbol, pfn, version, flags, status))
             }
 
             unsafe fn cuDriverGetVersion(&self, version: *mut i32) -> CUresult {
@@ -78,7 +91,6 @@ macro_rules! calls {
 
 /// What is not modelled: these answer that they are not supported.
 const UNMODELLED: &[Call] = &[
-    Call::cuGetProcAddress,
     Call::cuCtxDestroy,
     Call::cuFlushGPUDirectRDMAWrites,
     Call::cuMemGetHandleForAddressRange,
@@ -106,6 +118,27 @@ fn code_of(answer: Answer) -> CUresult {
 fn words(words: Option<&'static CStr>, out: Out<*const c_char>) -> Answer {
     out.put(words.map_or(std::ptr::null(), CStr::as_ptr));
     out.give(|| words.map(CStr::as_ptr).ok_or(CUresult::INVALID_VALUE))
+}
+
+impl Simulator {
+    /// As the other calls that work before cuInit, it needs no state.
+    fn get_proc_address(
+        &self,
+        symbol: In<c_char>,
+        pfn: Out<*mut c_void>,
+        version: i32,
+        flags: u64,
+        status: Out<CUdriverProcAddressQueryResult>,
+    ) -> Answer {
+        if !self.provides(Call::cuGetProcAddress) {
+            return UNSUPPORTED;
+        }
+        pfn.required()?;
+        let (address, found) = self.resolve(symbol.text()?, CudaVersion(version), flags)?;
+        pfn.put(address.cast_mut());
+        status.put(found);
+        Ok(())
+    }
 }
 
 /// Writes an attribute to what the caller made for one of its width.

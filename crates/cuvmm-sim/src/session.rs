@@ -5,7 +5,7 @@
 //! and read as what they were declared to be.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, MutexGuard};
 use std::thread::ThreadId;
@@ -157,8 +157,9 @@ pub(crate) struct In<T>(*const T);
 
 impl<T> In<T> {
     /// # Safety
-    /// `pointer` is null or valid for reading a `T` as long as this lives. Where the call's other arguments say how
-    /// many there are, or of what type, nothing but [`all`](Self::all) reads it.
+    /// `pointer` is null or valid for reading a `T` as long as this lives, or the start of a C string where `T` is
+    /// `c_char`. Where the call's other arguments say how many there are, or of what type, nothing but
+    /// [`all`](Self::all) reads it.
     pub(crate) unsafe fn new(pointer: *const T) -> Self {
         Self(pointer)
     }
@@ -166,6 +167,15 @@ impl<T> In<T> {
     /// 1 for null.
     pub(crate) fn required(&self) -> Answer {
         if self.0.is_null() { Err(CUresult::INVALID_VALUE) } else { Ok(()) }
+    }
+}
+
+impl In<c_char> {
+    /// The C string; 1 for null. Asked of what the call's caller made a C string.
+    pub(crate) fn text(&self) -> Answer<&CStr> {
+        self.required()?;
+        // SAFETY: not null, so a C string as long as this lives, as `new` was promised.
+        Ok(unsafe { CStr::from_ptr(self.0) })
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`Simulator`]: a driver with a machine of its own, and what tests may ask of it beside the calls.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
@@ -9,6 +9,7 @@ use cuvmm_driver::{CUresult, Call, Driver, Error};
 
 use crate::live::{Live, Violation};
 use crate::machine::Machine;
+use crate::resolve::EntryPoint;
 use crate::session::{Answer, Session};
 use crate::state::{Home, State};
 use crate::stream::Kind;
@@ -49,6 +50,8 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// The process that called cuInit; 0 before.
     process: AtomicU32,
+    /// Where the calls' C entry points are, if anything serves this driver to C.
+    pub(crate) entry_points: OnceLock<EntryPoint>,
 }
 
 impl Shared {
@@ -98,7 +101,13 @@ impl Simulator {
     /// A driver of `machine` that nobody has started yet.
     pub fn new(machine: Machine) -> Self {
         let state = Mutex::new(State::new(machine.preset.policy()));
-        let shared = Shared { machine, changed: Condvar::new(), state, process: AtomicU32::new(0) };
+        let shared = Shared {
+            machine,
+            changed: Condvar::new(),
+            state,
+            process: AtomicU32::new(0),
+            entry_points: OnceLock::new(),
+        };
         Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) }
     }
 
@@ -152,7 +161,7 @@ impl Simulator {
 
     /// The calls made since the start or the last [`clear_calls`](Self::clear_calls), in order: the last 262,144
     /// where there were more. Calls before cuInit, after [`shut_down`](Self::shut_down) or in a forked process are
-    /// not among them, nor are those of the driver's version and of the names and texts of codes.
+    /// not among them, nor are those of the driver's version, of the names and texts of codes and of entry points.
     pub fn calls(&self) -> Vec<Call> {
         self.shared().lock().calls.iter().copied().collect()
     }
@@ -210,18 +219,22 @@ impl Simulator {
     }
 
     /// Makes every later call answer 4, as a driver does while its process ends: all but those of the driver's
-    /// version and of the names and texts of codes, which no state of the driver touches.
+    /// version, of the names and texts of codes and of entry points, which no state of the driver touches.
     pub fn shut_down(&self) {
         self.shared().lock().shut_down = true;
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 
     /// Whether the driver's version has the call.
     pub(crate) fn has(&self, call: Call) -> bool {
         call.symbol().version <= self.machine().driver_version
+    }
+
+    pub(crate) fn is_served(&self) -> bool {
+        self.shared().entry_points.get().is_some()
     }
 
     /// Makes a call: refuses what no call may be made in, and else does its work under the lock.

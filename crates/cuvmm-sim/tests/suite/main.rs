@@ -11,5 +11,6 @@ mod create;
 mod faults;
 mod map;
 mod reserve;
+mod resolve;
 mod share;
 mod streams;
