@@ -1,11 +1,24 @@
 //! The one list of entry points. Everything that has one item a call is generated from it: the trait, the
 //! table, the decorator, the names and the C entry points of stand-ins.
 
-/// Calls `$callback!` with the list. Each row reads
+/// Calls `$callback!` with the list: for whoever needs one item a call. Each row reads
 /// `core|optional NAME "EXPORT" VERSION (ARGUMENT: TYPE, ...);`
 /// where NAME is what cuGetProcAddress takes, EXPORT what the library exports, and VERSION the CUDA version of
 /// this signature. A driver without a core entry point isn't loaded; without an optional one, that call alone
 /// answers that it is unsupported. Stream arguments use the legacy ABI: default streams are named by token.
+///
+/// The types are those of [`sys`](crate::sys) and of `std::ffi`, by their bare names.
+///
+/// ```
+/// macro_rules! count {
+///     ($($kind:ident $name:ident $export:literal $version:literal ($($arg:ident: $ty:ty),*);)*) => {
+///         [$(stringify!($name)),*].len()
+///     };
+/// }
+///
+/// assert_eq!(cuvmm_driver::for_each_call!(count), cuvmm_driver::Call::ALL.len());
+/// ```
+#[macro_export]
 macro_rules! for_each_call {
     ($callback:ident) => {
         $callback! {
