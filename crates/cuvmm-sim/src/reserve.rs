@@ -10,6 +10,8 @@ use crate::state::Reservation;
 
 /// The most that one reservation can have.
 const MOST: u64 = 1 << 46;
+/// What is smaller is made in an arena, where a driver has such.
+const LEAST_OUTSIDE_ARENAS: u64 = 30 << 20;
 
 pub(crate) fn reserve(
     session: &mut Session<'_>,
@@ -33,7 +35,7 @@ pub(crate) fn reserve(
     if bytes > MOST || session.reserved_bytes.checked_add(bytes).is_none_or(|total| total > window) {
         return Err(CUresult::OUT_OF_MEMORY);
     }
-    let range = match (hint.0, session.shared.machine.hints) {
+    let range = match (hint.0, habit(session, bytes)) {
         (0, _) => session.placer.place(bytes, alignment),
         (hint, Hints::Elsewhere) => match session.placer.place(bytes, alignment) {
             // Held while another place is looked for.
@@ -51,6 +53,15 @@ pub(crate) fn reserve(
     session.reserved_bytes += bytes;
     session.reservations.insert(start, Reservation { bytes, plain: false, range });
     Ok(CUdeviceptr(start))
+}
+
+/// What becomes of a hint for so many bytes.
+fn habit(session: &Session<'_>, bytes: u64) -> Hints {
+    let has_context = || session.primaries.values().any(|primary| primary.context.is_some());
+    match session.shared.machine.hints {
+        Hints::Arenas if bytes < LEAST_OUTSIDE_ARENAS && has_context() => Hints::Elsewhere,
+        hints => hints,
+    }
 }
 
 pub(crate) fn free(session: &mut Session<'_>, address: CUdeviceptr, size: usize) -> Answer {

@@ -1,5 +1,6 @@
 //! Reserving and freeing addresses: rules R11 to R22.
 
+use cuvmm_driver::sys::CUdevice;
 use cuvmm_sim::{Hints, Machine};
 
 use crate::common::{Gpu, MIB, UNIT};
@@ -72,6 +73,25 @@ fn hints_can_be_ignored_or_refused_by_the_machine() {
     let next = gpu.reserve(UNIT, 0, 0).unwrap() + UNIT as u64;
     assert_eq!(gpu.reserve(UNIT, 0, next), Err(801));
     assert!(gpu.reserve(UNIT, 0, 0).is_ok(), "without a hint there is nothing to refuse");
+}
+
+#[test]
+fn small_hints_are_ignored_while_a_context_is_active_where_a_driver_has_arenas() {
+    let gpu = Gpu::new(Machine::h200().hints(Hints::Arenas));
+    let granted = |size: usize| {
+        // The end of what was free a moment ago.
+        let start = gpu.reserve(4 << 30, 0, 0).unwrap();
+        assert_eq!(gpu.free(start, 4 << 30), 0);
+        let hint = start + (4 << 30) - size as u64;
+        gpu.reserve(size, 0, hint).unwrap() == hint
+    };
+    let sizes = [UNIT, 16 * MIB, 26 * MIB, 30 * MIB, 32 * MIB, 1 << 30];
+    assert_eq!(sizes.map(granted), [true; 6], "no context is active");
+    gpu.enter(0);
+    assert_eq!(sizes.map(granted), [false, false, false, true, true, true]);
+    // SAFETY: nothing uses it any more.
+    assert_eq!(unsafe { gpu.raw().cuDevicePrimaryCtxRelease(CUdevice(0)) }.0, 0);
+    assert_eq!(sizes.map(granted), [true; 6], "none is any more");
 }
 
 #[test]
