@@ -11,6 +11,7 @@ mod context;
 mod copy;
 mod create;
 mod device;
+mod fabric;
 pub mod faults;
 mod live;
 mod machine;

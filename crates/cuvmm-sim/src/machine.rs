@@ -77,6 +77,9 @@ pub struct NumaNode {
 /// What becomes of a reservation with a valid hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hints {
+    /// As [`Granted`](Self::Granted) with [`Preset::Strict`], and as [`Arenas`](Self::Arenas) with
+    /// [`Preset::Measured`].
+    ByPreset,
     /// It gets exactly that address if it is free, and another one if not.
     Granted,
     /// It always gets another address.
@@ -105,7 +108,7 @@ impl Machine {
             imex: false,
             driver_version: CudaVersion(13000),
             preset: Preset::Strict,
-            hints: Hints::Granted,
+            hints: Hints::ByPreset,
             address_window: None,
             poison: Some(0xA5),
         }
@@ -127,6 +130,7 @@ impl Machine {
             granularity: |_, _| 64 << 10,
             reservation_unit: 64 << 10,
             numa_nodes: vec![NumaNode { id: 0, memory: 4 * GIB }],
+            hints: Hints::Granted,
             ..Self::h200()
         }
     }

@@ -13,7 +13,7 @@
 //! matter as it is on a device: they are copied through raw pointers, and no reference to them is ever made.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use cuvmm_driver::CUresult;
@@ -27,7 +27,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::session::Answer;
 
 /// The size of every memory file, whatever is in it.
-const FILE_BYTES: u64 = 1 << 46;
+pub(crate) const FILE_BYTES: u64 = 1 << 46;
 const HEADER_BYTES: usize = 64;
 const HEADER_AT: u64 = FILE_BYTES - 4096;
 /// The most that an allocation can have.
@@ -152,6 +152,11 @@ impl Memory {
         self.file.as_ref().map(|file| file.open_again())
     }
 
+    /// The number of its descriptor in this process, if it was made for others.
+    pub(crate) fn file_number(&self) -> Option<RawFd> {
+        self.file.as_ref().map(|file| file.0.as_raw_fd())
+    }
+
     /// The file, to learn later whether anybody holds the memory.
     pub(crate) fn file(&self) -> Option<Arc<MemoryFile>> {
         self.file.clone()
@@ -274,18 +279,19 @@ impl MemoryFile {
         Ok(Self(file))
     }
 
+    /// An empty file that stands for memory which its openings hold.
+    pub(crate) fn empty() -> rustix::io::Result<Self> {
+        let file = rustix::fs::memfd_create("cuvmm-sim dma-buf", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::fcntl_add_seals(&file, seals())?;
+        Ok(Self(file))
+    }
+
     /// A second opening of the file, which says by a shared lock that it is there. Never number 0, which importers
     /// would read as a null pointer.
-    fn open_again(&self) -> rustix::io::Result<OwnedFd> {
-        use std::os::fd::AsRawFd;
-
-        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
-        let opened = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(opened) => {
-                rustix::fs::flock(&opened, FlockOperation::NonBlockingLockShared)?;
-                opened
-            }
+    pub(crate) fn open_again(&self) -> rustix::io::Result<OwnedFd> {
+        let opened = match open_locked(&format!("/proc/self/fd/{}", self.0.as_raw_fd())) {
             Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error),
+            Ok(opened) => opened,
             // Without /proc the memory is shared as well; only its accounting then takes it for released.
             Err(_) => rustix::io::fcntl_dupfd_cloexec(&self.0, 1)?,
         };
@@ -302,6 +308,13 @@ impl MemoryFile {
             Err(_) => true,
         }
     }
+}
+
+/// Opens a memory file, with the lock that says so.
+pub(crate) fn open_locked(path: &str) -> rustix::io::Result<OwnedFd> {
+    let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::fs::flock(&opened, FlockOperation::NonBlockingLockShared)?;
+    Ok(opened)
 }
 
 fn seals() -> SealFlags {

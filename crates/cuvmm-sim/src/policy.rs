@@ -1,5 +1,7 @@
 //! Every choice between the presets, one field each.
 
+use crate::machine::Hints;
+
 /// Whose answers a simulated driver gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Preset {
@@ -27,6 +29,8 @@ pub(crate) struct Policy {
     pub(crate) unknown_handle_types: bool,
     /// Memory of a device that is hidden from this process is imported.
     pub(crate) hidden_memory_imports: bool,
+    /// What becomes of hints where the machine leaves it to the preset.
+    pub(crate) hints: Hints,
     /// Memory made at HOST says that it is at HOST_NUMA 0.
     pub(crate) host_reads_as_numa: bool,
 }
@@ -42,6 +46,7 @@ impl Preset {
             access_across_reservations: lax,
             unknown_handle_types: lax,
             hidden_memory_imports: lax,
+            hints: if lax { Hints::Arenas } else { Hints::Granted },
             host_reads_as_numa: lax,
         }
     }

@@ -92,8 +92,6 @@ macro_rules! calls {
 /// What is not modelled: these answer that they are not supported.
 const UNMODELLED: &[Call] = &[
     Call::cuCtxDestroy,
-    Call::cuFlushGPUDirectRDMAWrites,
-    Call::cuMemGetHandleForAddressRange,
     Call::cuUserObjectCreate,
     Call::cuUserObjectRetain,
     Call::cuUserObjectRelease,
@@ -381,12 +379,39 @@ calls! {
         out shareable: c_void, val handle: CUmemGenericAllocationHandle, val kind: CUmemAllocationHandleType,
         val flags: u64
     ) |s| {
-        // SAFETY: the trait's caller promises room for a handle of that kind, of which a C int alone is ever written.
-        unsafe { shareable.of::<i32>() }.give(|| share::export(s, handle, kind, flags))
+        match kind {
+            CUmemAllocationHandleType::FABRIC => {
+                // SAFETY: the trait's caller promises room for a handle of that kind.
+                unsafe { shareable.of::<CUmemFabricHandle>() }.give(|| share::export_fabric(s, handle, flags))
+            }
+            CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR => {
+                // SAFETY: the trait's caller promises room for a handle of that kind, which is a C int.
+                unsafe { shareable.of::<i32>() }.give(|| share::export(s, handle, flags))
+            }
+            _ => create::live_handle(s, handle).and(Err(CUresult::INVALID_VALUE)),
+        }
     };
     cuMemImportFromShareableHandle(
         out handle: CUmemGenericAllocationHandle, val os_handle: *mut c_void, val kind: CUmemAllocationHandleType
-    ) |s| handle.give(|| share::import(s, os_handle.addr() as u64, kind));
+    ) |s| handle.give(|| match kind {
+        CUmemAllocationHandleType::FABRIC => {
+            share::has_fabric(s)?;
+            // SAFETY: the trait's caller promises that it is null or a handle of that kind.
+            share::import_fabric(s, &unsafe { In::new(os_handle.cast_const().cast()) }.read()?)
+        }
+        CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR => share::import(s, os_handle.addr() as u64),
+        _ => Err(CUresult::INVALID_VALUE),
+    });
+    cuMemGetHandleForAddressRange(
+        out descriptor: c_void, val address: CUdeviceptr, val size: usize, val kind: CUmemRangeHandleType,
+        val flags: u64
+    ) |s| {
+        // SAFETY: the trait's caller promises room for a handle of that kind, of which a C int alone is ever written.
+        unsafe { descriptor.of::<i32>() }.give(|| share::dma_buf(s, address, size, kind, flags))
+    };
+    cuFlushGPUDirectRDMAWrites(
+        val target: CUflushGPUDirectRDMAWritesTarget, val scope: CUflushGPUDirectRDMAWritesScope
+    ) |s| share::flush(s, target, scope);
     cuMemGetAllocationGranularity(
         out granularity: usize, inp properties: CUmemAllocationProp, val option: CUmemAllocationGranularity_flags
     ) |s| {
@@ -412,13 +437,6 @@ calls! {
 
     // Not modelled.
     cuCtxDestroy(val _context: CUcontext) |_s| UNSUPPORTED;
-    cuFlushGPUDirectRDMAWrites(
-        val _target: CUflushGPUDirectRDMAWritesTarget, val _scope: CUflushGPUDirectRDMAWritesScope
-    ) |_s| UNSUPPORTED;
-    cuMemGetHandleForAddressRange(
-        val _handle: *mut c_void, val _address: CUdeviceptr, val _size: usize, val _kind: CUmemRangeHandleType,
-        val _flags: u64
-    ) |_s| UNSUPPORTED;
     cuUserObjectCreate(
         val _object: *mut CUuserObject, val _data: *mut c_void, val _destroy: CUhostFn, val _references: u32,
         val _flags: u32

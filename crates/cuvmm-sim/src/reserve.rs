@@ -58,7 +58,11 @@ pub(crate) fn reserve(
 /// What becomes of a hint for so many bytes.
 fn habit(session: &Session<'_>, bytes: u64) -> Hints {
     let has_context = || session.primaries.values().any(|primary| primary.context.is_some());
-    match session.shared.machine.hints {
+    let hints = match session.shared.machine.hints {
+        Hints::ByPreset => session.policy.hints,
+        hints => hints,
+    };
+    match hints {
         Hints::Arenas if bytes < LEAST_OUTSIDE_ARENAS && has_context() => Hints::Elsewhere,
         hints => hints,
     }

@@ -10,7 +10,7 @@ use cuvmm_driver::{CUresult, Call};
 use crate::capture::{Capture, Graph};
 use crate::context::{Context, Primary};
 use crate::live::Violation;
-use crate::memory::{Memory, MemoryFile};
+use crate::memory::{FileIdentity, Memory, MemoryFile};
 use crate::placer::Placer;
 use crate::policy::Policy;
 use crate::session::Answer;
@@ -33,7 +33,10 @@ pub(crate) struct State {
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) handles: HashMap<u64, Handle>,
     pub(crate) physical: BTreeMap<u64, Physical>,
+    /// The memory that is a file here, by that.
+    pub(crate) by_file: HashMap<FileIdentity, u64>,
     pub(crate) held: Vec<Held>,
+    pinned: Vec<Pinned>,
     pub(crate) used: BTreeMap<Home, usize>,
     pub(crate) reserved_bytes: u64,
     pub(crate) primaries: BTreeMap<i32, Primary>,
@@ -93,7 +96,7 @@ pub(crate) struct Handle {
 pub(crate) struct Physical {
     pub(crate) memory: Arc<Memory>,
     pub(crate) home: Home,
-    /// Handles and mappings of cuMemAlloc.
+    /// Handles, mappings of cuMemAlloc, and dma-bufs.
     pub(crate) users: usize,
     pub(crate) exported: bool,
 }
@@ -112,6 +115,12 @@ pub(crate) struct Held {
     pub(crate) file: Arc<MemoryFile>,
     pub(crate) home: Home,
     pub(crate) bytes: usize,
+}
+
+/// Memory that a dma-buf holds.
+struct Pinned {
+    dma_buf: MemoryFile,
+    memories: Vec<u64>,
 }
 
 /// The numbers of contexts, and of streams and events that went with theirs: the last ones, so that the list stays
@@ -148,7 +157,9 @@ impl State {
             mappings: BTreeMap::new(),
             handles: HashMap::new(),
             physical: BTreeMap::new(),
+            by_file: HashMap::new(),
             held: Vec::new(),
+            pinned: Vec::new(),
             used: BTreeMap::new(),
             reserved_bytes: 0,
             primaries: BTreeMap::new(),
@@ -271,6 +282,9 @@ impl State {
         if home != Home::Foreign {
             *self.used.entry(home).or_default() += memory.bytes();
         }
+        if let Some(identity) = memory.identity() {
+            self.by_file.insert(identity, id);
+        }
         self.physical.insert(id, Physical { memory, home, users: 0, exported: false });
         id
     }
@@ -303,6 +317,9 @@ impl State {
         }
         if let Some(Physical { memory, home, exported, .. }) = self.physical.remove(&memory_id) {
             let bytes = memory.bytes();
+            if let Some(identity) = memory.identity() {
+                self.by_file.remove(&identity);
+            }
             match memory.file() {
                 Some(file) if exported && home != Home::Foreign && file.is_held() => {
                     self.held.push(Held { file, home, bytes });
@@ -321,14 +338,29 @@ impl State {
         }
     }
 
+    /// Keeps memory for as long as a dma-buf is open.
+    pub(crate) fn pin(&mut self, dma_buf: MemoryFile, memories: Vec<u64>) {
+        for id in &memories {
+            if let Some(physical) = self.physical.get_mut(id) {
+                physical.users += 1;
+            }
+        }
+        self.pinned.push(Pinned { dma_buf, memories });
+    }
+
     /// Looks which memory nobody holds any more; whether some is held by others alone.
     pub(crate) fn is_held(&mut self) -> bool {
+        let (pinned, closed): (Vec<_>, Vec<_>) = self.pinned.drain(..).partition(|pinned| pinned.dma_buf.is_held());
+        self.pinned = pinned;
+        for memory in closed.into_iter().flat_map(|pinned| pinned.memories) {
+            self.drop_user(memory);
+        }
         let (held, free): (Vec<_>, Vec<_>) = self.held.drain(..).partition(|held| held.file.is_held());
         self.held = held;
         for memory in free {
             self.give_back(memory.home, memory.bytes);
         }
-        !self.held.is_empty()
+        !self.held.is_empty() || !self.pinned.is_empty()
     }
 
     /// The bytes that are in use there.

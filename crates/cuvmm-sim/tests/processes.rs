@@ -22,7 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PEER: &str = "CUVMM_SIM_TEST_PEER";
 
 fn start() -> (Simulator, Driver) {
-    let simulator = Simulator::new(Machine::h200());
+    start_on(Machine::h200())
+}
+
+fn start_on(machine: Machine) -> (Simulator, Driver) {
+    let simulator = Simulator::new(machine);
     let driver = simulator.driver().unwrap();
     let mut context = CUcontext::NULL;
     // SAFETY: the output is a local.
@@ -199,6 +203,36 @@ fn a_descriptor_outlives_a_killed_maker() {
     let address = map(&driver, driver.mem_import_posix_fd(fd.as_fd()).unwrap());
     drop(fd);
     assert!(read(&driver, address) == pattern(3));
+}
+
+#[test]
+fn a_fabric_handle_ends_with_its_maker_and_what_was_imported_stays() {
+    const TEST: &str = "a_fabric_handle_ends_with_its_maker_and_what_was_imported_stays";
+    let (_simulator, driver) = start_on(Machine::h200().with_imex());
+    if is_peer_of(TEST) {
+        let kind = CUmemAllocationHandleType::FABRIC;
+        let properties = CUmemAllocationProp::pinned(CUmemLocation::device(0), kind);
+        let handle = driver.mem_create(UNIT, &properties).unwrap();
+        let address = map(&driver, handle);
+        write(&driver, address, &pattern(4));
+        // SAFETY: the handle is alive.
+        let shared = unsafe { driver.mem_export_fabric(handle) }.unwrap();
+        let digits: String = shared.data.iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("made {digits}");
+        std::thread::park();
+    }
+    let mut peer = Peer::start(TEST, Stdio::null());
+    let digits = peer.says("made");
+    let mut shared = CUmemFabricHandle::default();
+    for (index, byte) in shared.data.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).unwrap();
+    }
+    // SAFETY: it is a handle of 64 bytes.
+    let import = || unsafe { driver.mem_import_fabric(&shared) };
+    let address = map(&driver, import().unwrap());
+    peer.kill();
+    assert!(read(&driver, address) == pattern(4));
+    assert_eq!(import().unwrap_err().code().unwrap().0, 1);
 }
 
 #[test]

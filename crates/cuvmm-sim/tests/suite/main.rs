@@ -8,6 +8,7 @@ mod capture;
 mod common;
 mod contexts;
 mod create;
+mod dma_buf;
 mod faults;
 mod map;
 mod reserve;

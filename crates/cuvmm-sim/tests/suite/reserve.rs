@@ -76,8 +76,8 @@ fn hints_can_be_ignored_or_refused_by_the_machine() {
 }
 
 #[test]
-fn small_hints_are_ignored_while_a_context_is_active_where_a_driver_has_arenas() {
-    let gpu = Gpu::new(Machine::h200().hints(Hints::Arenas));
+fn a_measured_driver_ignores_small_hints_while_a_context_is_active() {
+    let gpu = Gpu::measured();
     let granted = |size: usize| {
         // The end of what was free a moment ago.
         let start = gpu.reserve(4 << 30, 0, 0).unwrap();

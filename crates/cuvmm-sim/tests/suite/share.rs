@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use cuvmm_driver::sys::*;
 use cuvmm_sim::{Machine, Preset};
 
-use crate::common::{Gpu, UNIT, device_memory, ok, read_write};
+use crate::common::{Gpu, UNIT, code_of, device_memory, ok, read_write};
 
 const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
 
@@ -216,4 +216,101 @@ fn memory_of_a_hidden_device_is_refused_or_usable_and_says_minus_two() {
     let buffer = hidden.buffer_of(imported, UNIT);
     assert_eq!(hidden.grant(buffer.address, UNIT, &[read_write(0)]), 0);
     assert_eq!(hidden.read(buffer.address, 1).unwrap(), [0xA5]);
+}
+
+fn with_channel() -> Gpu {
+    Gpu::new(Machine::h200_pair().with_imex())
+}
+
+const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::FABRIC;
+const BOTH: CUmemAllocationHandleType = CUmemAllocationHandleType(1 | 8);
+
+fn export_fabric(gpu: &Gpu, handle: u64) -> Result<CUmemFabricHandle, u32> {
+    // SAFETY: the simulator looks the handle up.
+    unsafe { gpu.driver.mem_export_fabric(CUmemGenericAllocationHandle(handle)) }.map_err(code_of)
+}
+
+fn import_fabric(gpu: &Gpu, shared: &CUmemFabricHandle) -> Result<u64, u32> {
+    // SAFETY: it is a handle of 64 bytes.
+    unsafe { gpu.driver.mem_import_fabric(shared) }.map(|handle| handle.0).map_err(code_of)
+}
+
+#[test]
+fn a_fabric_handle_names_the_same_memory() {
+    for kinds in [FABRIC, BOTH] {
+        let (maker, other) = (with_channel().with_context(), with_channel());
+        let buffer = maker.buffer_of(maker.create_as(UNIT, &device_memory(1, kinds)).unwrap(), UNIT);
+        let shared = export_fabric(&maker, buffer.handle).unwrap();
+        assert_eq!(maker.write(buffer.address, b"here"), 0);
+        let own = import_fabric(&maker, &shared).unwrap();
+        assert_ne!(own, buffer.handle);
+        assert_eq!(maker.release(own), 0);
+        let imported = import_fabric(&other, &shared).unwrap();
+        let properties = other.properties(imported).unwrap();
+        assert_eq!((properties.location, properties.requested_handle_types.0), (CUmemLocation::device(1), 0));
+        assert_eq!(export_fabric(&other, imported).err(), Some(1), "an import can't be exported again");
+        maker.close(buffer);
+        assert_eq!(maker.simulator.physical_bytes(1), UNIT, "an importer holds it");
+        other.enter(1);
+        let seen = other.buffer_of(imported, UNIT);
+        assert_eq!(other.grant(seen.address, UNIT, &[read_write(1)]), 0);
+        assert_eq!(other.read(seen.address, 4).unwrap(), b"here");
+        other.close(seen);
+        assert_eq!(maker.simulator.physical_bytes(1), 0);
+    }
+}
+
+#[test]
+fn a_fabric_handle_by_itself_holds_nothing() {
+    let (maker, other) = (with_channel(), with_channel());
+    let handle = maker.create_as(UNIT, &device_memory(0, FABRIC)).unwrap();
+    let shared = export_fabric(&maker, handle).unwrap();
+    assert_eq!(maker.release(handle), 0);
+    assert_eq!(maker.simulator.physical_bytes(0), 0);
+    // Whatever has the number of its descriptor now.
+    let _next = maker.create_as(UNIT, &device_memory(0, FABRIC)).unwrap();
+    assert_eq!(import_fabric(&other, &shared), Err(1));
+    assert!(maker.violations().is_empty() && other.violations().is_empty());
+}
+
+#[test]
+fn only_a_fabric_handle_of_a_memory_is_imported_as_one() {
+    let gpu = with_channel();
+    let handle = gpu.create_as(UNIT, &device_memory(0, BOTH)).unwrap();
+    let shared = export_fabric(&gpu, handle).unwrap();
+    assert_eq!(import_with(&gpu, 0, 8), Err(1), "null");
+    assert_eq!(import_fabric(&gpu, &CUmemFabricHandle::default()), Err(1));
+    let number = File::open("/dev/null").unwrap();
+    for (at, bytes) in [
+        (0, &b"x"[..]),
+        (16, &0_u32.to_le_bytes()),
+        (16, &u32::MAX.to_le_bytes()),
+        (20, &number.as_raw_fd().to_le_bytes()),
+        (20, &u32::MAX.to_le_bytes()),
+        (24, &u64::MAX.to_le_bytes()),
+        (32, &u64::MAX.to_le_bytes()),
+    ] {
+        let mut lie = shared;
+        lie.data[at..at + bytes.len()].copy_from_slice(bytes);
+        assert_eq!(import_fabric(&gpu, &lie), Err(1), "{bytes:?} at {at}");
+    }
+    assert!(import_fabric(&gpu, &shared).is_ok());
+    let posix = gpu.create_exportable(UNIT);
+    assert_eq!(export_fabric(&gpu, posix).err(), Some(1), "not asked for at create");
+    let fabric = gpu.create_as(UNIT, &device_memory(0, FABRIC)).unwrap();
+    assert_eq!(gpu.export(fabric).err(), Some(1), "not asked for at create");
+    assert_eq!(export_with(&gpu, handle, 9, 0), Err(1), "one kind at a time");
+}
+
+#[test]
+fn without_a_channel_there_are_no_fabric_handles() {
+    let shared = {
+        let gpu = with_channel();
+        export_fabric(&gpu, gpu.create_as(UNIT, &device_memory(0, FABRIC)).unwrap()).unwrap()
+    };
+    for gpu in Gpu::both() {
+        assert_eq!(gpu.create_as(UNIT, &device_memory(0, FABRIC)), Err(800));
+        assert_eq!(gpu.create_as(UNIT, &device_memory(0, BOTH)), Err(800));
+        assert_eq!(import_fabric(&gpu, &shared), Err(801));
+    }
 }
