@@ -27,9 +27,9 @@ pub struct Step {
 
 /// The calls that reach the driver while `work` runs, in order, and what it returns.
 pub fn steps<T>(backend: &Backend, work: impl FnOnce() -> T) -> (Vec<Step>, T) {
-    let before = backend.ledger.calls().len();
+    let before = backend.ledger.total();
     let result = work();
-    let calls = backend.ledger.calls().split_off(before);
+    let calls: Vec<Call> = backend.ledger.log_since(before).iter().map(|made| made.call).collect();
     let nth = |index: usize| calls[..=index].iter().filter(|call| **call == calls[index]).count();
     (calls.iter().enumerate().map(|(index, &call)| Step { call, nth: nth(index) }).collect(), result)
 }

@@ -23,7 +23,7 @@ pub use device::{ComputeCapability, Device};
 pub use driver::Driver;
 pub use error::Error;
 pub use hook::{Failure, Hook, Hooked, Invocation};
-pub use raw::{Call, RawDriver, Symbol};
+pub use raw::{Call, Parameter, RawDriver, Symbol};
 pub use stranded::{Stranded, StrandedKind};
 pub use sys::{CUresult, CudaVersion};
 pub use table::{LoadError, MissingSymbol, Served, Table, entry_point};

@@ -26,6 +26,16 @@ pub struct Symbol {
     pub core: bool,
 }
 
+/// A parameter of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Parameter {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type, as [`RawDriver`] writes it: `usize`, `CUdeviceptr`, `*mut i32`.
+    pub type_name: &'static str,
+}
+
 macro_rules! declare {
     ($($kind:ident $name:ident $export:literal $version:literal ($($arg:ident: $ty:ty),*);)*) => {
         /// The name of a call: what errors, hooks and logs say.
@@ -47,6 +57,19 @@ macro_rules! declare {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// Its parameters, in order: what the arguments of an [`Invocation`](crate::Invocation) are.
+            ///
+            /// ```
+            /// let parameters = cuvmm_driver::Call::cuMemMap.parameters();
+            /// assert_eq!(parameters[1].name, "size");
+            /// assert_eq!(parameters[1].type_name, "usize");
+            /// ```
+            pub const fn parameters(self) -> &'static [Parameter] {
+                match self {
+                    $(Self::$name => &[$(Parameter { name: stringify!($arg), type_name: stringify!($ty) }),*],)*
                 }
             }
 

@@ -161,7 +161,8 @@ impl Simulator {
 
     /// The calls made since the start or the last [`clear_calls`](Self::clear_calls), in order: the last 262,144
     /// where there were more. Calls before cuInit, after [`shut_down`](Self::shut_down) or in a forked process are
-    /// not among them, nor are those of the driver's version, of the names and texts of codes and of entry points.
+    /// not among them, nor are those of the driver's version, of the names and texts of codes and of entry points. A
+    /// [`Ledger`](crate::Ledger) in front of it has their arguments and results too.
     pub fn calls(&self) -> Vec<Call> {
         self.shared().lock().calls.iter().copied().collect()
     }

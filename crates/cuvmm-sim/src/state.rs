@@ -9,6 +9,7 @@ use cuvmm_driver::{CUresult, Call};
 
 use crate::capture::{Capture, Graph};
 use crate::context::{Context, Primary};
+use crate::faults::LOGGED;
 use crate::live::Violation;
 use crate::memory::{FileIdentity, Memory, MemoryFile};
 use crate::placer::Placer;
@@ -19,8 +20,6 @@ use crate::stream::{Event, Pending, Stream};
 use crate::thread::Thread;
 use crate::work::Work;
 
-/// How many calls the log keeps.
-pub(crate) const LOGGED: usize = 1 << 18;
 /// How many numbers of what ended with a context are kept.
 const REMEMBERED: usize = 1024;
 

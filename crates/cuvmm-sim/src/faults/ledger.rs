@@ -1,13 +1,14 @@
-//! [`Ledger`]: what successful calls left alive, on any driver.
+//! [`Ledger`]: what calls were made, and what the successful ones left alive, on any driver.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{CUresult, Call, Failure, Hook, Invocation};
 
+use super::log::{Log, LoggedCall};
 use crate::live::Live;
 
-/// Counts what successful calls left alive, and all calls. Clones share the counts.
+/// Counts what successful calls left alive, and logs all calls. Clones share the counts and the log.
 ///
 /// It sees results alone, not the driver: bytes are not counted, what an imported handle is released with is not
 /// told from others, and what goes with a context that is reset stays counted: its streams, events and plain memory.
@@ -32,7 +33,7 @@ pub struct Ledger {
 struct Book {
     live: Live,
     mappings: BTreeMap<u64, u64>,
-    calls: Vec<Call>,
+    log: Log,
     counts: BTreeMap<Call, usize>,
 }
 
@@ -48,9 +49,39 @@ impl Ledger {
         Live { mappings: book.mappings.len(), ..book.live.clone() }
     }
 
-    /// The calls that reached the driver, in order.
+    /// The names of the calls that reached the driver, in the order in which they returned: the last 262,144 where
+    /// there were more.
     pub fn calls(&self) -> Vec<Call> {
-        self.lock().calls.clone()
+        self.lock().log.names()
+    }
+
+    /// The same calls with their arguments and results.
+    pub fn log(&self) -> Vec<LoggedCall> {
+        self.log_since(0)
+    }
+
+    /// How many calls there were since the start or the last [`clear_calls`](Self::clear_calls).
+    pub fn total(&self) -> usize {
+        self.lock().log.total()
+    }
+
+    /// The calls after the first `total`: what was made since [`total`](Self::total) said that.
+    ///
+    /// ```
+    /// use cuvmm_driver::{Call, Driver, Hooked};
+    /// use cuvmm_sim::{Ledger, Machine, Simulator};
+    ///
+    /// let ledger = Ledger::new();
+    /// let driver = Driver::new(Hooked::new(Simulator::new(Machine::small()), ledger.clone()))?;
+    /// let before = ledger.total();
+    /// driver.mem_address_reserve(2 << 20, 0, Default::default())?;
+    /// let made = ledger.log_since(before);
+    /// assert_eq!(made.len(), 1);
+    /// assert!(made[0].result.is_success());
+    /// # Ok::<(), cuvmm_driver::Error>(())
+    /// ```
+    pub fn log_since(&self, total: usize) -> Vec<LoggedCall> {
+        self.lock().log.since(total)
     }
 
     /// How many calls of that name reached the driver.
@@ -61,7 +92,7 @@ impl Ledger {
     /// Forgets the calls so far; what is alive stays counted.
     pub fn clear_calls(&self) {
         let mut book = self.lock();
-        book.calls.clear();
+        book.log = Log::default();
         book.counts.clear();
     }
 
@@ -73,7 +104,7 @@ impl Ledger {
 impl Hook for Ledger {
     fn after(&self, invocation: &Invocation<'_>, result: CUresult) -> Option<Failure> {
         let mut book = self.lock();
-        book.calls.push(invocation.call);
+        book.log.add(invocation, result);
         *book.counts.entry(invocation.call).or_default() += 1;
         if result.is_success() {
             book.enter(invocation);

@@ -1,13 +1,19 @@
-//! Failures on demand, and counts of what is alive, in front of any driver.
+//! Failures on demand or at random, a log of the calls, and counts of what is alive, in front of any driver.
 //!
 //! Both are hooks for [`cuvmm_driver::Hooked`], and work on a GPU as on the simulator. [`Both`] chains two: put the
 //! [`Ledger`] behind the [`Faults`] to count what the driver did, or before them to count what the caller was told.
 
 mod ledger;
+mod log;
 mod plan;
+mod random;
 
 pub use ledger::Ledger;
-pub use plan::{Faults, When};
+pub use log::LoggedCall;
+pub use plan::{Fault, Faults, When};
+pub use random::Random;
+
+pub(crate) use log::LOGGED;
 
 use cuvmm_driver::{CUresult, Failure, Hook, Invocation};
 

@@ -1,8 +1,13 @@
 //! [`Faults`]: which calls are to fail, when, and with which code.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{CUresult, Call, Failure, Hook, Invocation};
+
+use super::log::LOGGED;
+use super::random::{Drawing, Random};
 
 /// Whether a call fails instead of taking effect, or after it did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +16,28 @@ pub enum When {
     Before,
     /// The driver makes the call; if that succeeds, the caller is told that it failed.
     After,
+}
+
+/// A failure that there was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// The call that failed.
+    pub call: Call,
+    /// Whether its effect took place.
+    pub when: When,
+    /// What the caller was told.
+    pub code: CUresult,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let when = match self.when {
+            When::Before => "before",
+            When::After => "after",
+        };
+        write!(f, "{} failed with {} {when} its effect", self.call, self.code)
+    }
 }
 
 /// A plan of failures. Clones share it, so one is kept beside the driver that has the other.
@@ -36,7 +63,10 @@ pub struct Faults {
 #[derive(Default)]
 struct Plan {
     rules: Vec<Rule>,
+    drawings: Vec<Drawing>,
     fired: usize,
+    /// The last of them.
+    faults: VecDeque<Fault>,
 }
 
 struct Rule {
@@ -99,14 +129,48 @@ impl Faults {
         self.add(Some(call), code, when, Which::Matching(Arc::new(matches)));
     }
 
-    /// Plans nothing more. What fired stays counted.
+    /// Makes calls fail at random from now on, beside what else is planned. The same calls in the same order fail in
+    /// the same way with the same seed, which the `Debug` form of the plan tells as long as they do.
+    ///
+    /// ```
+    /// use cuvmm_driver::{CUresult, Call, Driver, Hooked};
+    /// use cuvmm_sim::faults::Random;
+    /// use cuvmm_sim::{Faults, Machine, Simulator};
+    ///
+    /// let run = |seed| {
+    ///     let faults = Faults::new();
+    ///     let driver = Driver::new(Hooked::new(Simulator::new(Machine::small()), faults.clone()))?;
+    ///     let random = Random::new(seed).per_thousand(300).codes([CUresult::OUT_OF_MEMORY, CUresult::UNKNOWN]);
+    ///     faults.fail_at_random(random.calls([Call::cuMemAddressReserve]));
+    ///     for _ in 0..100 {
+    ///         let _ = driver.mem_address_reserve(2 << 20, 0, Default::default());
+    ///     }
+    ///     Ok::<_, cuvmm_driver::Error>(faults.faults())
+    /// };
+    /// assert!(run(1)?.len() > 10);
+    /// assert_eq!(run(1)?, run(1)?);
+    /// assert_ne!(run(1)?, run(2)?);
+    /// # Ok::<(), cuvmm_driver::Error>(())
+    /// ```
+    pub fn fail_at_random(&self, random: Random) {
+        self.lock().drawings.push(Drawing::new(random));
+    }
+
+    /// Plans nothing more, and ends what is at random. What fired stays counted.
     pub fn clear(&self) {
-        self.lock().rules.clear();
+        let mut plan = self.lock();
+        plan.rules.clear();
+        plan.drawings.clear();
     }
 
     /// How many failures there have been.
     pub fn fired(&self) -> usize {
         self.lock().fired
+    }
+
+    /// The failures there have been, in order: the last 262,144 where there were more.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.lock().faults.iter().copied().collect()
     }
 
     fn add(&self, call: Option<Call>, code: CUresult, when: When, which: Which) {
@@ -128,7 +192,7 @@ impl Faults {
             matches.as_ref().is_none_or(|matches| matches(invocation.arguments))
         };
         let (failure, _) = due.into_iter().find(fires)?;
-        self.lock().fired += 1;
+        self.lock().fire(Fault { call: invocation.call, when, code: failure.code() });
         Some(failure)
     }
 }
@@ -149,7 +213,16 @@ impl Plan {
                 }
             }
         }
+        due.extend(self.drawings.iter_mut().filter_map(|drawing| Some((drawing.draw(call, when)?, None))));
         due
+    }
+
+    fn fire(&mut self, fault: Fault) {
+        self.fired += 1;
+        if self.faults.len() == LOGGED {
+            self.faults.pop_front();
+        }
+        self.faults.push_back(fault);
     }
 }
 
@@ -163,9 +236,14 @@ impl Hook for Faults {
     }
 }
 
-impl std::fmt::Debug for Faults {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.lock();
-        f.debug_struct("Faults").field("rules", &plan.rules.len()).field("fired", &plan.fired).finish()
+        let random: Vec<&Random> = plan.drawings.iter().map(|drawing| &drawing.options).collect();
+        f.debug_struct("Faults")
+            .field("rules", &plan.rules.len())
+            .field("random", &random)
+            .field("fired", &plan.fired)
+            .finish()
     }
 }

@@ -2,7 +2,7 @@
 
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, Call, Driver, Hooked};
-use cuvmm_sim::faults::Both;
+use cuvmm_sim::faults::{Both, Random};
 use cuvmm_sim::{Faults, Ledger, Live, Machine, Simulator, When};
 
 use crate::common::{Gpu, UNIT};
@@ -156,4 +156,110 @@ fn a_predicate_may_plan_and_ask() {
     assert_eq!(gpu.reserve(UNIT, 0, 0), Err(999));
     assert_eq!(gpu.create(UNIT), Err(2));
     assert!(gpu.reserve(UNIT, 0, 0).is_ok());
+}
+
+#[test]
+fn the_log_has_arguments_results_and_threads() {
+    let (gpu, faults, ledger) = hooked();
+    ledger.clear_calls();
+    let address = gpu.reserve(UNIT, 0, 0).unwrap();
+    let handle = gpu.create(UNIT).unwrap();
+    assert_eq!(gpu.map_with(address, UNIT, UNIT, handle, 0), 801);
+    faults.fail(Call::cuMemMap, 1, OUT_OF_MEMORY, When::Before);
+    assert_eq!(gpu.map(address, UNIT, handle), 2);
+    faults.fail(Call::cuMemMap, 1, OUT_OF_MEMORY, When::After);
+    assert_eq!(gpu.map(address, UNIT, handle), 2);
+    std::thread::scope(|scope| scope.spawn(|| assert_eq!(gpu.unmap(address, UNIT), 0)).join().unwrap());
+
+    let log = ledger.log();
+    let told: Vec<String> = log.iter().map(ToString::to_string).collect();
+    assert!(told[0].ends_with(&format!(", {UNIT}, 0, 0x0, 0) = 0")), "{}", told[0]);
+    let expected = [
+        format!("cuMemMap({address:#x}, {UNIT}, {UNIT}, {handle:#x}, 0) = 801"),
+        format!("cuMemMap({address:#x}, {UNIT}, 0, {handle:#x}, 0) = 0"),
+        format!("cuMemUnmap({address:#x}, {UNIT}) = 0"),
+    ];
+    assert_eq!(told[2..], expected, "the driver's own answers, and not the call that it never saw");
+    let here = std::thread::current().id();
+    let elsewhere: Vec<bool> = log.iter().map(|made| made.thread != here).collect();
+    assert_eq!(elsewhere, [false, false, false, false, true]);
+    assert_eq!(ledger.total(), 5);
+    assert_eq!(ledger.log_since(4), log[4..]);
+    assert_eq!(ledger.log_since(6), []);
+}
+
+#[test]
+fn the_log_keeps_the_last_calls_alone() {
+    let (gpu, _, ledger) = hooked();
+    ledger.clear_calls();
+    const KEPT: usize = 1 << 18;
+    for size in 1..=KEPT + 3 {
+        assert_eq!(gpu.unmap(0, size), 1);
+    }
+    let log = ledger.log();
+    assert_eq!((log.len(), ledger.calls().len(), ledger.total()), (KEPT, KEPT, KEPT + 3));
+    assert_eq!(ledger.count(Call::cuMemUnmap), KEPT + 3);
+    assert_eq!((log[0].arguments[1], log[KEPT - 1].arguments[1]), (4, KEPT as u64 + 3));
+    let since = ledger.log_since(KEPT);
+    assert_eq!((since.len(), since[0].arguments[1]), (3, KEPT as u64 + 1));
+}
+
+#[test]
+fn failures_at_random_follow_from_the_seed_and_are_told() {
+    let run = |seed: u64| {
+        let (gpu, faults, ledger) = hooked();
+        let calls = [Call::cuMemCreate, Call::cuMemRelease];
+        faults.fail_at_random(Random::new(seed).per_thousand(200).calls(calls).codes([OUT_OF_MEMORY, CUresult(1)]));
+        ledger.clear_calls();
+        let mut told = Vec::new();
+        for _ in 0..1000 {
+            gpu.reserve(UNIT, 0, 0).unwrap();
+            match gpu.create(UNIT) {
+                Ok(handle) => told.extend(Some(gpu.release(handle)).filter(|&code| code != 0)),
+                Err(code) => told.push(code),
+            }
+        }
+        assert!(format!("{faults:?}").contains(&format!("seed: {seed}")));
+        let seen = faults.faults();
+        assert_eq!(seen.iter().map(|fault| fault.code.0).collect::<Vec<_>>(), told);
+        assert_eq!(faults.fired(), told.len());
+        // A call that failed before its effect never reached the driver.
+        let lost = seen.iter().filter(|fault| fault.call == Call::cuMemCreate && fault.when == When::Before).count();
+        assert_eq!(ledger.count(Call::cuMemCreate), 1000 - lost);
+        seen
+    };
+    let seen = run(7);
+    assert_eq!(seen, run(7));
+    assert_ne!(seen, run(8));
+    // About a fifth of 1000 creates and 800 releases, of all kinds.
+    assert!((250..470).contains(&seen.len()), "{}", seen.len());
+    for call in [Call::cuMemCreate, Call::cuMemRelease] {
+        for when in [When::Before, When::After] {
+            for code in [OUT_OF_MEMORY, CUresult(1)] {
+                let count =
+                    seen.iter().filter(|fault| (fault.call, fault.when, fault.code) == (call, when, code)).count();
+                assert!(count > 10, "{call} {when:?} {code}: {count}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_fails_at_random_that_was_not_meant_to() {
+    let (gpu, faults, _) = hooked();
+    faults.fail_at_random(Random::new(1).per_thousand(1000).calls([Call::cuMemMap]));
+    faults.fail_at_random(Random::new(1).per_thousand(1000).codes([CUresult::SUCCESS]));
+    faults.fail_at_random(Random::new(1).per_thousand(0));
+    let (address, handle) = (gpu.reserve(UNIT, 0, 0).unwrap(), gpu.create(UNIT).unwrap());
+    for _ in 0..20 {
+        assert_eq!(gpu.map(address, UNIT, handle), 999, "each time");
+        gpu.unmap(address, UNIT);
+    }
+    faults.clear();
+    assert_eq!(gpu.map(address, UNIT, handle), 0);
+    assert_eq!(faults.fired(), 20);
+    let told: Vec<String> = faults.faults().iter().map(ToString::to_string).collect();
+    for when in ["before", "after"] {
+        assert!(told.contains(&format!("cuMemMap failed with CUDA_ERROR_UNKNOWN (999) {when} its effect")), "{told:?}");
+    }
 }
