@@ -5,15 +5,22 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
 
-use crate::metadata;
+use crate::{interop, metadata};
 
 /// The cargo-deny that deny.toml is written for.
 const CARGO_DENY: &str = "0.20.2";
 
 type Step = (&'static str, fn(&Shell) -> Result<()>);
 
-const STEPS: &[Step] =
-    &[("fmt", fmt), ("clippy", clippy), ("features", features), ("test", test), ("doc", doc), ("deny", deny)];
+const STEPS: &[Step] = &[
+    ("fmt", fmt),
+    ("clippy", clippy),
+    ("features", features),
+    ("test", test),
+    ("interop", interop::run),
+    ("doc", doc),
+    ("deny", deny),
+];
 
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let start = Instant::now();

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 xflags::xflags! {
     /// The tasks of the cuvmm workspace.
     cmd xtask {
-        /// What continuous integration checks: format, lints, tests, documentation, dependencies.
+        /// What continuous integration checks: format, lints, tests, documentation, interoperation, dependencies.
         cmd ci {}
         /// Run the suites that need a GPU, here or, with --bundle, on a machine without cargo.
         cmd gpu-test {
             /// Write the suites and their runner to this folder instead of running them.
             optional --bundle dir: PathBuf
         }
+        /// Run programs that are not ours on the stand-in library of the simulated driver.
+        cmd interop {}
         /// Check the rules that the workspace holds itself to.
         cmd tidy {}
         /// Package every crate as for publishing, and build each from its package.

@@ -5,6 +5,7 @@ mod bundle;
 mod ci;
 mod flags;
 mod gpu_test;
+mod interop;
 mod metadata;
 mod release;
 mod tidy;
@@ -33,6 +34,7 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
     sh.change_dir(workspace_root()?);
     match flags.subcommand {
         flags::XtaskCmd::Ci(_) => ci::run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Interop(_) => interop::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Tidy(_) => tidy::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Release(_) => release::dry_run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::GpuTest(gpu_test) => match gpu_test.bundle {

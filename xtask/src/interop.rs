@@ -1,0 +1,163 @@
+//! `cargo xtask interop`: run a program that is not ours on the stand-in library: NVIDIA's bindings for Python.
+//!
+//! ```text
+//! target/interop/lib/libcuda.so.1  the stand-in, where any other program finds it, too
+//! target/interop/venv              the bindings, kept for the next time
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use xshell::{Shell, cmd};
+
+const LIBRARY: &str = "cuvmm_sim_libcuda";
+const FOLDER: &str = "target/interop";
+const REQUIREMENTS: &str = "interop/python/requirements.txt";
+const PROGRAM: &str = "interop/python/vmm_round_trip.py";
+/// The oldest Python that the bindings are made for.
+const PYTHON: [u32; 2] = [3, 10];
+/// What the stand-in reads, and what a program on it is not to inherit.
+const SETTINGS: &[&str] =
+    &["CUVMM_SIM_MACHINE", "CUVMM_SIM_DRIVER_VERSION", "CUVMM_SIM_ATTRIBUTES", "CUDA_VISIBLE_DEVICES"];
+
+pub(crate) fn run(sh: &Shell) -> Result<()> {
+    let folder = sh.current_dir().join(FOLDER);
+    let libraries = install_library(sh, &folder)?;
+    let python = install_bindings(sh, &folder)?;
+    for preset in ["strict", "measured"] {
+        println!("-- {PROGRAM} on the stand-in, {preset}");
+        let log = folder.join("log");
+        sh.remove_path(&log)?;
+        let mut program = cmd!(sh, "{python} {PROGRAM}")
+            .env("LD_LIBRARY_PATH", &libraries)
+            .env("CUVMM_SIM_PRESET", preset)
+            .env("CUVMM_SIM_LOG", &log);
+        for setting in SETTINGS {
+            program = program.env_remove(setting);
+        }
+        let said = program.quiet().read()?;
+        println!("{said}");
+        ensure!(said.lines().last() == Some("ok"), "{PROGRAM} did not end with `ok`");
+        judge_log(&sh.read_file(&log).context("the stand-in wrote no log: it was not what the program ran on")?)?;
+    }
+    Ok(())
+}
+
+/// Leaves the stand-in library in a folder of its own, under the driver's name.
+fn install_library(sh: &Shell, folder: &Path) -> Result<PathBuf> {
+    let messages =
+        cmd!(sh, "cargo build --package cuvmm-sim-libcuda --locked --message-format=json-render-diagnostics").read()?;
+    let built = library_of(&messages)?;
+    let libraries = sh.create_dir(folder.join("lib"))?;
+    let library = libraries.join("libcuda.so.1");
+    // A program that has the old one loaded keeps it.
+    sh.remove_path(&library)?;
+    fs::copy(&built, &library).with_context(|| format!("failed to copy {}", built.display()))?;
+    Ok(libraries)
+}
+
+/// The shared library among what a run of cargo reports, one JSON message a line.
+fn library_of(messages: &str) -> Result<PathBuf> {
+    for line in messages.lines() {
+        let message: Value =
+            serde_json::from_str(line).with_context(|| format!("cargo reported a line that is not JSON: {line}"))?;
+        if message["target"]["name"].as_str() != Some(LIBRARY) {
+            continue;
+        }
+        let mut files = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        if let Some(file) = files.find(|file| file.ends_with(".so")) {
+            return Ok(file.into());
+        }
+    }
+    bail!("cargo built no shared library {LIBRARY}")
+}
+
+/// The Python of an environment that has the bindings, which is made where it is not there or has others.
+fn install_bindings(sh: &Shell, folder: &Path) -> Result<PathBuf> {
+    let version = python_version(sh)?;
+    let wanted = format!("{version}\n{}", sh.read_file(REQUIREMENTS)?);
+    let environment = folder.join("venv");
+    let python = environment.join("bin/python");
+    // Written last, so that an environment that is left half made is made anew.
+    let stamp = environment.join("made-of");
+    if sh.read_file(&stamp).is_ok_and(|made_of| made_of == wanted) {
+        return Ok(python);
+    }
+    println!("-- making {FOLDER}/venv, with {version}");
+    sh.remove_path(&environment)?;
+    cmd!(sh, "python3 -m venv {environment}").quiet().run().context(
+        "python3 cannot make a virtual environment: install its venv module (on Debian the package python3-venv)",
+    )?;
+    cmd!(sh, "{python} -m pip install --quiet --disable-pip-version-check --only-binary :all: -r {REQUIREMENTS}")
+        .quiet()
+        .run()
+        .context("NVIDIA's bindings for Python cannot be installed; pip needs a package index for that")?;
+    sh.write_file(&stamp, wanted)?;
+    Ok(python)
+}
+
+/// What `python3` says that it is, if it is new enough.
+fn python_version(sh: &Shell) -> Result<String> {
+    let version = cmd!(sh, "python3 --version").quiet().read();
+    let version = version.context("there is no python3: the step `interop` needs it, with its module venv")?;
+    judge_python(&version)?;
+    Ok(version)
+}
+
+fn judge_python(version: &str) -> Result<()> {
+    let numbers: Vec<u32> =
+        version.trim_start_matches("Python ").split('.').map_while(|number| number.parse().ok()).take(2).collect();
+    let [major, minor] = PYTHON;
+    ensure!(numbers.len() == 2, "`python3 --version` says no version: {version:?}");
+    ensure!(numbers[..] >= PYTHON[..], "{version} is too old for NVIDIA's bindings, which need {major}.{minor}");
+    Ok(())
+}
+
+/// Checks what every process that ran on the stand-in left in its log.
+fn judge_log(log: &str) -> Result<()> {
+    ensure!(!log.is_empty(), "the stand-in's log is empty");
+    let wrong: Vec<&str> = log.lines().filter(|line| !line.contains("]: 0 violations; ")).collect();
+    ensure!(wrong.is_empty(), "the program did what the driver's documentation forbids:\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_found_in_messages() {
+        let messages = concat!(
+            r#"{"target":{"name":"cuvmm_sim"},"filenames":["/t/libcuvmm_sim.rlib"]}"#,
+            "\n",
+            r#"{"target":{"name":"cuvmm_sim_libcuda"},"filenames":["/t/liba.rlib","/t/liba.so"]}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        assert_eq!(library_of(messages).unwrap(), PathBuf::from("/t/liba.so"));
+        assert!(library_of(r#"{"reason":"build-finished","success":true}"#).is_err());
+    }
+
+    #[test]
+    fn an_older_python_is_refused() {
+        let check = |version: &str, expect: bool| assert_eq!(judge_python(version).is_ok(), expect, "{version}");
+        check("Python 3.9.2", false);
+        check("Python 3.10.0", true);
+        check("Python 3.12.3+", true);
+        check("Python 2.7", false);
+        check("", false);
+    }
+
+    #[test]
+    fn violations_in_the_log_are_told() {
+        let clean = "cuvmm-sim[7]: 0 violations; alive: Live {}\n";
+        assert!(judge_log(clean).is_ok());
+        assert!(judge_log("").is_err());
+        let wrong =
+            format!("{clean}cuvmm-sim[8]: violation: cuMemUnmap: a hole\ncuvmm-sim[8]: 1 violations; alive: \n");
+        let error = judge_log(&wrong).unwrap_err().to_string();
+        assert!(error.contains("a hole") && !error.contains("[7]"), "{error}");
+    }
+}
