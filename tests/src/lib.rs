@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod backend;
+pub mod conformance;
 mod memory;
 mod peer;
 mod step;

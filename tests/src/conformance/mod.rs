@@ -1,0 +1,27 @@
+//! The conformance suite: questions in text files, asked of simulators and of a GPU alike.
+//!
+//! A check is some lines of calls with the answers that a driver gives. `tests/conformance/README.md` has the format.
+
+mod commands;
+mod parse;
+mod part;
+mod run;
+mod scene;
+mod value;
+
+pub use parse::{Check, Line, Need, Section, sections};
+pub use part::play_part;
+pub use run::{Answer, Asked, Driver, ask, ask_all, difference, equals};
+
+/// Calls `$callback!` with the names of the sections: the files of `tests/conformance`, without their ending.
+#[macro_export]
+macro_rules! for_each_section {
+    ($callback:ident) => {
+        $callback! {
+            reserve
+            map
+            streams
+            processes
+        }
+    };
+}

@@ -1,0 +1,69 @@
+//! The conformance suite: what drivers answer, as the files of `tests/conformance` have it.
+//!
+//! `cargo xtask gpu-test` asks a GPU, `cargo test` the simulators, each of which must answer as written.
+#![deny(unsafe_code)]
+// This crate is part of tests: what it did not expect is to stop the test that it happened in.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use cuvmm_tests::conformance::{self, Asked, Check, Driver};
+
+macro_rules! declare {
+    ($($section:ident)*) => {
+        mod measured {
+            $(
+                #[test]
+                fn $section() {
+                    super::require_as_written(super::Driver::Measured, stringify!($section), concat!("measured::", stringify!($section)));
+                }
+            )*
+        }
+
+        mod strict {
+            $(
+                #[test]
+                fn $section() {
+                    super::require_as_written(super::Driver::Strict, stringify!($section), concat!("strict::", stringify!($section)));
+                }
+            )*
+        }
+    };
+}
+
+cuvmm_tests::for_each_section!(declare);
+
+mod gpu {
+    use super::{Driver, conformance, differences};
+
+    #[test]
+    #[ignore = "needs a GPU: cargo xtask gpu-test"]
+    fn answers_are_as_written() {
+        conformance::play_part();
+        let sections = conformance::sections().unwrap();
+        let devices = cuvmm::Driver::load().expect("a driver on this machine").device_count();
+        let checks = sections.iter().flat_map(|section| &section.checks);
+        let checks: Vec<_> = checks.filter(|check| check.devices() <= devices as usize).collect();
+        assert!(!checks.is_empty(), "nothing to ask");
+        let asked = conformance::ask_all(Driver::Gpu, &checks, "gpu::answers_are_as_written");
+        let different = differences(Driver::Gpu, &checks, &asked);
+        let (found, all) = (different.len(), checks.len());
+        assert!(different.is_empty(), "{found} of {all} checks differ:\n\n{}", different.join("\n"));
+    }
+}
+
+/// The checks that were answered otherwise than written, in words.
+fn differences(driver: Driver, checks: &[&Check], asked: &[Asked]) -> Vec<String> {
+    let pairs = checks.iter().zip(asked);
+    pairs.filter_map(|(check, asked)| conformance::difference(driver, check, asked)).collect()
+}
+
+/// Demands that a simulator answers the checks of a section as they are written.
+fn require_as_written(driver: Driver, section: &str, test: &str) {
+    conformance::play_part();
+    let sections = conformance::sections().unwrap();
+    let section = sections.iter().find(|found| found.name == section).expect("a section");
+    assert!(!section.checks.is_empty(), "a section without checks");
+    let checks: Vec<&Check> = section.checks.iter().collect();
+    let different = differences(driver, &checks, &conformance::ask_all(driver, &checks, test));
+    let (found, all) = (different.len(), checks.len());
+    assert!(different.is_empty(), "{found} of {all} checks differ:\n\n{}", different.join("\n"));
+}
