@@ -3,6 +3,7 @@
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 
+use crate::latency::Work;
 use crate::map::is_ours;
 use crate::session::{Answer, Session};
 use crate::space::{self, HostAccess};
@@ -35,7 +36,14 @@ pub(crate) fn set(
     open_to_host(session, &starts, &grants)?;
     for start in starts {
         if let Some(mapping) = session.mappings.get_mut(&start) {
+            let changes = |(grantee, flags): &&Grant| mapping.access.get(grantee) != Some(flags);
+            let work = Work::Grant {
+                bytes: mapping.bytes,
+                host: is_host_memory(mapping.memory.properties.location),
+                devices: grants.iter().filter(changes).count(),
+            };
             mapping.access.extend(grants.iter().copied());
+            session.takes(work);
         }
     }
     Ok(())

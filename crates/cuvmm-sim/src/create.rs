@@ -6,8 +6,10 @@ use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 use rustix::io::Errno;
 
+use crate::latency::Work;
 use crate::memory::{MOST_BYTES, Memory};
 use crate::session::{Answer, Session};
+use crate::share::room_for_files;
 use crate::state::{Handle, Home};
 
 const POSIX: u32 = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR.0;
@@ -33,6 +35,9 @@ pub(crate) fn create(
         return Err(CUresult::INVALID_VALUE);
     }
     claim(session, home, size)?;
+    if is_exportable(&properties) {
+        room_for_files(session, 1)?;
+    }
     let mut properties = properties;
     if let Home::Node(node) = home
         && session.policy.host_reads_as_numa
@@ -42,6 +47,7 @@ pub(crate) fn create(
     }
     let memory = make(session, size, properties, home)?;
     let memory_id = session.add_physical(Arc::new(memory), home);
+    session.takes(Work::Create { bytes: size as u64, host: !matches!(home, Home::Device(_)) });
     Ok(session.add_handle(memory_id, false))
 }
 
@@ -66,13 +72,19 @@ pub(crate) fn make(session: &Session<'_>, size: usize, properties: CUmemAllocati
         }
         _ => (0, CUuuid::default()),
     };
-    let exportable = properties.requested_handle_types.0 & (POSIX | FABRIC) != 0;
-    let made =
-        if exportable { Memory::exportable(size, properties, mask, uuid) } else { Memory::new(size, properties, mask) };
+    let made = if is_exportable(&properties) {
+        Memory::exportable(size, properties, mask, uuid)
+    } else {
+        Memory::new(size, properties, mask)
+    };
     made.map_err(|error| match error {
         Errno::MFILE | Errno::NFILE | Errno::FBIG => CUresult::OPERATING_SYSTEM,
         _ => CUresult::OUT_OF_MEMORY,
     })
+}
+
+fn is_exportable(properties: &CUmemAllocationProp) -> bool {
+    properties.requested_handle_types.0 & (POSIX | FABRIC) != 0
 }
 
 /// Where memory of these properties is made.

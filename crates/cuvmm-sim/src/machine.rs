@@ -5,12 +5,8 @@ use std::collections::BTreeMap;
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 
+use crate::latency::Latency;
 use crate::policy::Preset;
-
-/// One MiB.
-const MIB: usize = 1 << 20;
-/// One GiB.
-const GIB: usize = 1 << 30;
 
 /// How much the sizes and addresses of such memory must be multiples of: a function of the whole property struct.
 pub type Granularity = fn(&CUmemAllocationProp, CUmemAllocationGranularity_flags) -> usize;
@@ -46,8 +42,12 @@ pub struct Machine {
     pub hints: Hints,
     /// The most bytes that may be reserved at once; none for as much as the process can have.
     pub address_window: Option<u64>,
+    /// The most open files that sharing memory may take in this process; none for as many as the process can have.
+    pub open_files: Option<usize>,
     /// What every byte of fresh device memory reads as; none for zero.
     pub poison: Option<u8>,
+    /// How long calls take; none for no longer than they need.
+    pub latency: Option<Latency>,
 }
 
 /// A device of a [`Machine`].
@@ -98,43 +98,6 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// One H200, on a host with one NUMA node and no IMEX channel.
-    pub fn h200() -> Self {
-        Self {
-            devices: vec![DeviceModel::h200(0)],
-            granularity: |_, _| 2 * MIB,
-            reservation_unit: 2 * MIB,
-            numa_nodes: vec![NumaNode { id: 0, memory: 512 * GIB }],
-            imex: false,
-            driver_version: CudaVersion(13000),
-            preset: Preset::Strict,
-            hints: Hints::ByPreset,
-            address_window: None,
-            poison: Some(0xA5),
-        }
-    }
-
-    /// Two H200s that reach each other.
-    pub fn h200_pair() -> Self {
-        let mut devices = [DeviceModel::h200(0), DeviceModel::h200(1)];
-        devices[0].peers.push(devices[1].uuid);
-        devices[1].peers.push(devices[0].uuid);
-        Self { devices: devices.into(), ..Self::h200() }
-    }
-
-    /// A device with 1 GiB of memory and a granularity of 64 KiB, so that thousands of chunks are cheap.
-    pub fn small() -> Self {
-        let device = DeviceModel { name: "Simulated small device".into(), total_memory: GIB, ..DeviceModel::h200(0) };
-        Self {
-            devices: vec![device],
-            granularity: |_, _| 64 << 10,
-            reservation_unit: 64 << 10,
-            numa_nodes: vec![NumaNode { id: 0, memory: 4 * GIB }],
-            hints: Hints::Granted,
-            ..Self::h200()
-        }
-    }
-
     /// With those habits.
     #[must_use]
     pub fn preset(self, preset: Preset) -> Self {
@@ -184,6 +147,28 @@ impl Machine {
     #[must_use]
     pub fn numa_nodes(self, nodes: impl Into<Vec<NumaNode>>) -> Self {
         Self { numa_nodes: nodes.into(), ..self }
+    }
+
+    /// On a host without NUMA.
+    #[must_use]
+    pub fn without_numa(mut self) -> Self {
+        for device in &mut self.devices {
+            device.attributes.insert(CUdevice_attribute::HOST_NUMA_ID.0, -1);
+        }
+        self.numa_nodes(Vec::new())
+    }
+
+    /// With room for so many open files of exportable memory and exported descriptors together. The process's own
+    /// limit holds as well.
+    #[must_use]
+    pub fn open_files(self, most: usize) -> Self {
+        Self { open_files: Some(most), ..self }
+    }
+
+    /// With calls that take as long as they did there.
+    #[must_use]
+    pub fn latency(self, latency: Latency) -> Self {
+        Self { latency: Some(latency), ..self }
     }
 
     /// With an IMEX channel.
@@ -256,47 +241,5 @@ fn attribute_since(attribute: u32) -> i32 {
         148..=153 => 13030,
         154..=162 => 13040,
         _ => i32::MAX,
-    }
-}
-
-impl DeviceModel {
-    /// An H200; `index` tells several apart.
-    pub fn h200(index: u8) -> Self {
-        let mut uuid = *b"cuvmm-sim/h200/\0";
-        uuid[15] = index;
-        let attributes = [
-            (33, 0x1b + i32::from(index)),
-            (41, 1),
-            (75, 9),
-            (76, 0),
-            (83, 1),
-            (89, 1),
-            (102, 1),
-            (103, 1),
-            (107, 1),
-            (110, 1),
-            (115, 1),
-            (116, 1),
-            (117, 1),
-            (118, 100),
-            (119, 9),
-            (124, 1),
-            (125, 1),
-            (128, 1),
-            (131, -1),
-            (132, 1),
-            (134, 0),
-            (141, 1),
-            (142, 1),
-            (144, 1),
-            (145, 1),
-        ];
-        Self {
-            name: "Simulated H200".into(),
-            uuid: CUuuid { bytes: uuid },
-            total_memory: 150_109_880_320,
-            attributes: attributes.into(),
-            peers: Vec::new(),
-        }
     }
 }

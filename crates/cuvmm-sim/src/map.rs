@@ -6,6 +6,7 @@ use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 
 use crate::create::unit_of;
+use crate::latency::Work;
 use crate::session::{Answer, Session};
 use crate::space;
 use crate::state::{Grantee, Mapping, end_of};
@@ -52,6 +53,7 @@ pub(crate) fn map(
         context: None,
     };
     session.mappings.insert(start, mapping);
+    session.takes(Work::Map { bytes: size as u64 });
     Ok(())
 }
 
@@ -88,6 +90,8 @@ pub(crate) fn unmap(session: &mut Session<'_>, address: CUdeviceptr, size: usize
         session.violation("unmap under queued work");
     }
     for start in starts {
+        let bytes = session.mappings.get(&start).map_or(0, |mapping| mapping.bytes);
+        session.takes(Work::Unmap { bytes });
         remove(session, start);
     }
     Ok(())

@@ -321,7 +321,13 @@ fn seals() -> SealFlags {
     SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
 }
 
-fn identity_of(file: BorrowedFd<'_>) -> rustix::io::Result<FileIdentity> {
+/// Whether a file is open in this process under a number.
+pub(crate) fn is_open(number: RawFd, identity: FileIdentity) -> bool {
+    let found = rustix::fs::stat(format!("/proc/self/fd/{number}"));
+    found.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == identity)
+}
+
+pub(crate) fn identity_of(file: BorrowedFd<'_>) -> rustix::io::Result<FileIdentity> {
     let stat = rustix::fs::fstat(file)?;
     Ok((stat.st_dev, stat.st_ino))
 }

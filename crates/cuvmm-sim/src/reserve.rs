@@ -3,6 +3,7 @@
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::CUdeviceptr;
 
+use crate::latency::Work;
 use crate::machine::Hints;
 use crate::session::{Answer, Session};
 use crate::space::Range;
@@ -52,6 +53,7 @@ pub(crate) fn reserve(
     let start = range.start();
     session.reserved_bytes += bytes;
     session.reservations.insert(start, Reservation { bytes, plain: false, range });
+    session.takes(Work::Reserve);
     Ok(CUdeviceptr(start))
 }
 

@@ -12,6 +12,7 @@ use std::thread::ThreadId;
 
 use cuvmm_driver::{CUresult, Call};
 
+use crate::latency::Pause;
 use crate::simulator::Shared;
 use crate::state::State;
 
@@ -23,12 +24,15 @@ pub(crate) struct Session<'a> {
     pub(crate) shared: &'a Arc<Shared>,
     pub(crate) call: Call,
     pub(crate) thread: ThreadId,
+    /// How long the call is to take, where that is modelled.
+    pub(crate) pause: Option<Pause>,
     state: Option<MutexGuard<'a, State>>,
 }
 
 impl<'a> Session<'a> {
     pub(crate) fn new(shared: &'a Arc<Shared>, call: Call, state: MutexGuard<'a, State>) -> Self {
-        Self { shared, call, thread: std::thread::current().id(), state: Some(state) }
+        let pause = shared.machine.latency.map(|_| Pause::new());
+        Self { shared, call, thread: std::thread::current().id(), pause, state: Some(state) }
     }
 
     /// Notes that something undefined was done.

@@ -1,6 +1,6 @@
 //! Exporting memory to other processes, and importing it from them.
 
-use std::os::fd::IntoRawFd;
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use cuvmm_driver::CUresult;
@@ -8,7 +8,9 @@ use cuvmm_driver::sys::*;
 use rustix::io::Errno;
 
 use crate::create::live_handle;
+use crate::latency::Work;
 use crate::memory::{self, Found, Memory, MemoryFile};
+use crate::profiles::FLUSH_WRITES_OPTIONS;
 use crate::session::{Answer, Session};
 use crate::state::{Home, Physical, end_of};
 use crate::{context, fabric};
@@ -19,16 +21,34 @@ const HIDDEN: i32 = -2;
 const PAGE: u64 = 4096;
 /// Asks for a dma-buf that is mapped over PCIe, on machines with another way.
 const PCIE_MAPPING: u64 = 1;
-/// Which flushes a device has.
-const FLUSH_OPTIONS: CUdevice_attribute = CUdevice_attribute(117);
+
+/// 304 where the machine has no room for so many more open files.
+pub(crate) fn room_for_files(session: &mut Session<'_>, more: usize) -> Answer {
+    let Some(most) = session.shared.machine.open_files else { return Ok(()) };
+    let fits = session.open_files().checked_add(more).is_some_and(|files| files <= most);
+    if fits { Ok(()) } else { Err(CUresult::OPERATING_SYSTEM) }
+}
 
 /// Exports as a file descriptor, which is then the caller's to close.
 pub(crate) fn export(session: &mut Session<'_>, handle: CUmemGenericAllocationHandle, flags: u64) -> Answer<i32> {
+    exportable(session, handle, CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, flags)?;
+    room_for_files(session, 1)?;
     let physical = exportable(session, handle, CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, flags)?;
     let exported = physical.memory.export().ok_or(CUresult::INVALID_VALUE)?;
     let descriptor = exported.map_err(no_descriptor)?;
     physical.exported = true;
-    Ok(descriptor.into_raw_fd())
+    session.takes(Work::Export);
+    Ok(give_away(session, descriptor))
+}
+
+/// Leaves a descriptor to the caller, and counts it for as long as it is open.
+fn give_away(session: &mut Session<'_>, descriptor: OwnedFd) -> i32 {
+    if session.shared.machine.open_files.is_some()
+        && let Ok(identity) = memory::identity_of(descriptor.as_fd())
+    {
+        session.given_away.push((descriptor.as_raw_fd(), identity));
+    }
+    descriptor.into_raw_fd()
 }
 
 /// Exports as a fabric handle, which holds nothing by itself.
@@ -41,6 +61,7 @@ pub(crate) fn export_fabric(
     let named = physical.memory.file_number().zip(physical.memory.identity());
     let (number, identity) = named.ok_or(CUresult::INVALID_VALUE)?;
     physical.exported = true;
+    session.takes(Work::Export);
     Ok(fabric::handle_of(number, identity))
 }
 
@@ -71,6 +92,7 @@ pub(crate) fn import(session: &mut Session<'_>, os_handle: u64) -> Answer<CUmemG
         return Err(CUresult::INVALID_VALUE);
     }
     let number = i32::try_from(os_handle.cast_signed()).map_err(|_| CUresult::UNKNOWN)?;
+    room_for_files(session, 1)?;
     adopt(session, &memory::find(number)?)
 }
 
@@ -79,6 +101,7 @@ pub(crate) fn import_fabric(
     session: &mut Session<'_>,
     handle: &CUmemFabricHandle,
 ) -> Answer<CUmemGenericAllocationHandle> {
+    room_for_files(session, 1)?;
     adopt(session, &fabric::find(handle)?)
 }
 
@@ -89,6 +112,7 @@ pub(crate) fn has_fabric(session: &Session<'_>) -> Answer {
 
 /// Makes a handle for memory that was found.
 fn adopt(session: &mut Session<'_>, found: &Found) -> Answer<CUmemGenericAllocationHandle> {
+    session.takes(Work::Import);
     if let Some(&memory_id) = session.by_file.get(&found.identity) {
         return Ok(session.add_handle(memory_id, true));
     }
@@ -134,10 +158,11 @@ pub(crate) fn dma_buf(
         }
         _ => return Err(CUresult::INVALID_VALUE),
     }
+    room_for_files(session, 2)?;
     let file = MemoryFile::empty().map_err(no_descriptor)?;
     let descriptor = file.open_again().map_err(no_descriptor)?;
     session.pin(file, memories);
-    Ok(descriptor.into_raw_fd())
+    Ok(give_away(session, descriptor))
 }
 
 /// The memories behind a range, in order; 1 where there is a hole.
@@ -172,5 +197,5 @@ pub(crate) fn flush(
         return Err(CUresult::INVALID_VALUE);
     }
     let device = context::device_of(session, context);
-    if session.shared.device_has(device, FLUSH_OPTIONS) { Ok(()) } else { Err(CUresult::NOT_SUPPORTED) }
+    if session.shared.device_has(device, FLUSH_WRITES_OPTIONS) { Ok(()) } else { Err(CUresult::NOT_SUPPORTED) }
 }

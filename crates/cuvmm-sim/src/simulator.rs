@@ -100,7 +100,7 @@ impl Drop for Handle {
 impl Simulator {
     /// A driver of `machine` that nobody has started yet.
     pub fn new(machine: Machine) -> Self {
-        let state = Mutex::new(State::new(machine.preset.policy()));
+        let state = Mutex::new(State::new(machine.preset.policy(), machine.latency));
         let shared = Shared {
             machine,
             changed: Condvar::new(),
@@ -240,10 +240,12 @@ impl Simulator {
 
     /// Makes a call: refuses what no call may be made in, and else does its work under the lock.
     pub(crate) fn answer(&self, call: Call, work: impl FnOnce(&mut Session<'_>) -> Answer) -> CUresult {
-        match self.enter(call).and_then(|mut session| work(&mut session)) {
-            Ok(()) => CUresult::SUCCESS,
-            Err(code) => code,
-        }
+        let answer = self.enter(call).and_then(|mut session| {
+            let answer = work(&mut session);
+            session.let_time_go_by();
+            answer
+        });
+        answer.err().unwrap_or(CUresult::SUCCESS)
     }
 
     fn enter(&self, call: Call) -> Answer<Session<'_>> {

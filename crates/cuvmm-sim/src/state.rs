@@ -1,6 +1,7 @@
 //! What a simulated driver knows, and the questions that its rules ask of two ordered maps.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
@@ -10,8 +11,9 @@ use cuvmm_driver::{CUresult, Call};
 use crate::capture::{Capture, Graph};
 use crate::context::{Context, Primary};
 use crate::faults::LOGGED;
+use crate::latency::{Aftermath, Latency};
 use crate::live::Violation;
-use crate::memory::{FileIdentity, Memory, MemoryFile};
+use crate::memory::{self, FileIdentity, Memory, MemoryFile};
 use crate::placer::Placer;
 use crate::policy::Policy;
 use crate::session::Answer;
@@ -36,6 +38,8 @@ pub(crate) struct State {
     pub(crate) by_file: HashMap<FileIdentity, u64>,
     pub(crate) held: Vec<Held>,
     pinned: Vec<Pinned>,
+    /// The descriptors that callers were given, where their number is limited.
+    pub(crate) given_away: Vec<(RawFd, FileIdentity)>,
     pub(crate) used: BTreeMap<Home, usize>,
     pub(crate) reserved_bytes: u64,
     pub(crate) primaries: BTreeMap<i32, Primary>,
@@ -47,6 +51,8 @@ pub(crate) struct State {
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) executables: BTreeMap<u64, Arc<[Work]>>,
+    /// What calls leave to later ones, where their time is modelled.
+    pub(crate) aftermath: Option<Aftermath>,
     pub(crate) violations: Vec<Violation>,
     pub(crate) calls: VecDeque<Call>,
     pub(crate) ended: Ended,
@@ -148,7 +154,7 @@ pub(crate) struct Segment {
 }
 
 impl State {
-    pub(crate) fn new(policy: Policy) -> Self {
+    pub(crate) fn new(policy: Policy, latency: Option<Latency>) -> Self {
         Self {
             policy,
             reservations: BTreeMap::new(),
@@ -159,6 +165,7 @@ impl State {
             by_file: HashMap::new(),
             held: Vec::new(),
             pinned: Vec::new(),
+            given_away: Vec::new(),
             used: BTreeMap::new(),
             reserved_bytes: 0,
             primaries: BTreeMap::new(),
@@ -170,6 +177,7 @@ impl State {
             captures: BTreeMap::new(),
             graphs: BTreeMap::new(),
             executables: BTreeMap::new(),
+            aftermath: latency.map(Aftermath::new),
             violations: Vec::new(),
             calls: VecDeque::new(),
             ended: Ended::default(),
@@ -328,7 +336,20 @@ impl State {
         }
     }
 
+    /// How many files are open here for memory that others can have, and by callers that were given descriptors.
+    pub(crate) fn open_files(&mut self) -> usize {
+        self.is_held();
+        self.given_away.retain(|&(number, identity)| memory::is_open(number, identity));
+        let ours = self.physical.values().filter(|physical| physical.memory.file_number().is_some()).count();
+        ours + self.held.len() + self.pinned.len() + self.given_away.len()
+    }
+
     fn give_back(&mut self, home: Home, bytes: usize) {
+        if let Some(aftermath) = &mut self.aftermath
+            && home != Home::Foreign
+        {
+            aftermath.add(bytes as u64);
+        }
         if let Some(used) = self.used.get_mut(&home) {
             *used = used.saturating_sub(bytes);
             if *used == 0 {
@@ -370,7 +391,7 @@ impl State {
 
     /// Forgets everything, which unmaps and closes it.
     pub(crate) fn clear(&mut self) {
-        *self = Self { stopped: true, ..Self::new(self.policy) };
+        *self = Self { stopped: true, ..Self::new(self.policy, None) };
     }
 }
 

@@ -10,6 +10,7 @@ mod contexts;
 mod create;
 mod dma_buf;
 mod faults;
+mod machines;
 mod map;
 mod reserve;
 mod resolve;
