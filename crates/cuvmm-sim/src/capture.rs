@@ -1,12 +1,11 @@
 //! Stream captures: what they forbid others, what kills them, and the graphs that they end in.
 
-use std::sync::Arc;
 use std::thread::ThreadId;
 
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 
-use crate::context;
+use crate::graph::{self, Graph};
 use crate::session::{Answer, Session};
 use crate::state::State;
 use crate::stream::Kind;
@@ -27,31 +26,7 @@ pub(crate) struct Capture {
 pub(crate) struct Part {
     pub(crate) capture: u64,
     /// The nodes that its next node comes after.
-    after: Vec<usize>,
-}
-
-/// A graph.
-#[derive(Default)]
-pub(crate) struct Graph {
-    nodes: Vec<Node>,
-    /// Whether its capture goes on.
-    pub(crate) capturing: bool,
-}
-
-struct Node {
-    work: Work,
-    after: Vec<usize>,
-}
-
-impl Graph {
-    /// Its work, in an order that keeps its dependencies: nodes come after what they were recorded after.
-    pub(crate) fn in_order(&self) -> Arc<[Work]> {
-        self.nodes.iter().map(|node| node.work.clone()).collect()
-    }
-
-    fn leaves(&self) -> impl Iterator<Item = usize> {
-        (0..self.nodes.len()).filter(|index| self.nodes.iter().all(|node| !node.after.contains(index)))
-    }
+    after: Vec<u64>,
 }
 
 impl State {
@@ -106,11 +81,12 @@ impl State {
 
     /// Adds a node behind all that the stream did in its capture.
     pub(crate) fn record(&mut self, stream: u64, work: Work) {
+        let number = self.number();
         let Some(part) = self.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) else { return };
         let Some(capture) = self.captures.get(&part.capture) else { return };
         let Some(graph) = self.graphs.get_mut(&capture.graph) else { return };
-        let after = std::mem::replace(&mut part.after, vec![graph.nodes.len()]);
-        graph.nodes.push(Node { work, after });
+        let after = std::mem::replace(&mut part.after, vec![number]);
+        graph.record(number, work, after);
     }
 }
 
@@ -207,7 +183,7 @@ pub(crate) fn begin(session: &mut Session<'_>, stream: CUstream, mode: CUstreamC
     }
     let (capture, graph) = (session.number(), session.number());
     let thread = session.thread;
-    session.graphs.insert(graph, Graph { capturing: true, ..Graph::default() });
+    session.graphs.insert(graph, Graph::capturing());
     session.captures.insert(capture, Capture { mode, thread, origin: id, active: true, graph });
     if let Some(stream) = session.streams.get_mut(&id) {
         stream.capture = Some(Part { capture, after: Vec::new() });
@@ -228,7 +204,7 @@ pub(crate) fn end(session: &mut Session<'_>, stream: CUstream) -> Answer<CUgraph
     }
     let (active, graph) = (capture.active, capture.graph);
     session.end_capture(part.capture);
-    let joined = session.graphs.get(&graph).is_some_and(|graph| graph.leaves().all(|leaf| part.after.contains(&leaf)));
+    let joined = session.graphs.get(&graph).is_some_and(|graph| graph.is_joined(&part.after));
     if !active || !joined {
         session.graphs.remove(&graph);
         return Err(if active { CUresult::STREAM_CAPTURE_UNJOINED } else { CUresult::STREAM_CAPTURE_INVALIDATED });
@@ -240,13 +216,20 @@ pub(crate) fn end(session: &mut Session<'_>, stream: CUstream) -> Answer<CUgraph
 }
 
 /// What a stream's capture is.
-#[derive(Default)]
 pub(crate) struct Info {
     pub(crate) status: CUstreamCaptureStatus,
     pub(crate) number: u64,
     pub(crate) graph: CUgraph,
-    /// How many nodes the stream's next one comes after.
-    pub(crate) dependencies: usize,
+    /// The nodes that the stream's next one comes after, until a call changes that or asks again.
+    pub(crate) dependencies: *const CUgraphNode,
+    pub(crate) count: usize,
+}
+
+impl Default for Info {
+    fn default() -> Self {
+        let dependencies = std::ptr::null();
+        Self { status: CUstreamCaptureStatus::NONE, number: 0, graph: CUgraph::NULL, dependencies, count: 0 }
+    }
 }
 
 pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<Info> {
@@ -256,16 +239,18 @@ pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<Info> 
     {
         return Err(CUresult::STREAM_CAPTURE_IMPLICIT);
     }
-    let part = session.streams.get(&id).and_then(|stream| stream.capture.as_ref());
-    match part.and_then(|part| Some((part, session.captures.get(&part.capture)?))) {
-        None => Ok(Info::default()),
-        Some((part, capture)) => Ok(Info {
-            status: if capture.active { CUstreamCaptureStatus::ACTIVE } else { CUstreamCaptureStatus::INVALIDATED },
-            number: part.capture,
-            graph: CUgraph(std::ptr::without_provenance_mut(capture.graph as usize)),
-            dependencies: part.after.len(),
-        }),
+    let part = session.streams.get(&id).and_then(|stream| stream.capture.clone());
+    let Some(part) = part else { return Ok(Info::default()) };
+    let Some(capture) = session.captures.get(&part.capture) else { return Ok(Info::default()) };
+    let status = if capture.active { CUstreamCaptureStatus::ACTIVE } else { CUstreamCaptureStatus::INVALIDATED };
+    let graph = CUgraph(std::ptr::without_provenance_mut(capture.graph as usize));
+    let (number, count) = (part.capture, part.after.len());
+    let named: Box<[CUgraphNode]> = part.after.into_iter().map(graph::value_of).collect();
+    let dependencies = if count > 0 { named.as_ptr() } else { std::ptr::null() };
+    if let Some(stream) = session.streams.get_mut(&id) {
+        stream.dependencies = named;
     }
+    Ok(Info { status, number, graph, dependencies, count })
 }
 
 pub(crate) fn exchange_mode(session: &mut Session<'_>, mode: CUstreamCaptureMode) -> Answer<CUstreamCaptureMode> {
@@ -311,74 +296,4 @@ pub(crate) fn wait_event(session: &mut Session<'_>, stream: u64, event: u64) -> 
             Ok(true)
         }
     }
-}
-
-pub(crate) fn graph_create(session: &mut Session<'_>, flags: u32) -> Answer<CUgraph> {
-    if flags != 0 {
-        return Err(CUresult::INVALID_VALUE);
-    }
-    let id = session.number();
-    session.graphs.insert(id, Graph::default());
-    Ok(CUgraph(std::ptr::without_provenance_mut(id as usize)))
-}
-
-/// The graph that a call names.
-fn named(session: &mut Session<'_>, graph: CUgraph) -> Answer<u64> {
-    let id = graph.0.addr() as u64;
-    match session.graphs.get(&id) {
-        Some(found) if !found.capturing => Ok(id),
-        _ => {
-            session.violation(format!("graph {id:#x} is not alive"));
-            Err(CUresult::INVALID_VALUE)
-        }
-    }
-}
-
-pub(crate) fn graph_destroy(session: &mut Session<'_>, graph: CUgraph) -> Answer {
-    let id = named(session, graph)?;
-    session.graphs.remove(&id);
-    Ok(())
-}
-
-pub(crate) fn instantiate(session: &mut Session<'_>, graph: CUgraph, flags: u64) -> Answer<CUgraphExec> {
-    let id = named(session, graph)?;
-    if flags & !0b1111 != 0 {
-        return Err(CUresult::INVALID_VALUE);
-    }
-    let work = session.graphs.get(&id).map(Graph::in_order).ok_or(CUresult::INVALID_VALUE)?;
-    let executable = session.number();
-    session.executables.insert(executable, work);
-    Ok(CUgraphExec(std::ptr::without_provenance_mut(executable as usize)))
-}
-
-/// The executable that a call names.
-fn executable(session: &mut Session<'_>, executable: CUgraphExec) -> Answer<(u64, Arc<[Work]>)> {
-    let id = executable.0.addr() as u64;
-    match session.executables.get(&id) {
-        Some(work) => Ok((id, work.clone())),
-        None => {
-            session.violation(format!("executable graph {id:#x} is not alive"));
-            Err(CUresult::INVALID_VALUE)
-        }
-    }
-}
-
-pub(crate) fn launch(session: &mut Session<'_>, graph: CUgraphExec, stream: CUstream) -> Answer {
-    let (_, work) = executable(session, graph)?;
-    let (stream, _) = session.working_stream(stream)?;
-    context::current(session)?;
-    let spans = work.iter().flat_map(Work::spans).collect();
-    let work = Work::Graph(work);
-    match enter(session, stream)? {
-        Some(_) => session.record(stream, work),
-        None => drop(session.enqueue(stream, work, spans, false)?),
-    }
-    Ok(())
-}
-
-/// Destroys an executable; launches of it that are under way keep what they need.
-pub(crate) fn executable_destroy(session: &mut Session<'_>, graph: CUgraphExec) -> Answer {
-    let (id, _) = executable(session, graph)?;
-    session.executables.remove(&id);
-    Ok(())
 }

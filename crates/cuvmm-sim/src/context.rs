@@ -37,7 +37,7 @@ fn value_of(context: u64) -> CUcontext {
 }
 
 /// A context that somebody names.
-fn named(session: &mut Session<'_>, context: CUcontext) -> Answer<u64> {
+pub(crate) fn named(session: &mut Session<'_>, context: CUcontext) -> Answer<u64> {
     let id = context.0.addr() as u64;
     match session.contexts.get(&id) {
         Some(found) if found.alive => Ok(id),
@@ -127,7 +127,7 @@ fn destroy(session: &mut Session<'_>, device: i32) {
     if let Some(context) = session.contexts.get_mut(&id) {
         context.alive = false;
     }
-    session.wait_until(|state| !state.pending.values().any(|pending| pending.context == id));
+    session.wait_until_ended(|state| state.pending_in(id));
     let streams: Vec<u64> =
         session.streams.iter().filter(|(_, stream)| stream.context == id).map(|(&stream, _)| stream).collect();
     for stream in streams {
@@ -140,6 +140,12 @@ fn destroy(session: &mut Session<'_>, device: i32) {
         session.events.remove(&event);
         session.ended.add(event);
     }
+    let modules: Vec<u64> =
+        session.modules.iter().filter(|(_, module)| module.context == id).map(|(&module, _)| module).collect();
+    for module in modules {
+        session.modules.remove(&module);
+        session.ended.add(module);
+    }
     let plain: Vec<u64> =
         session.mappings.iter().filter(|(_, mapping)| mapping.context == Some(id)).map(|(&start, _)| start).collect();
     for start in plain {
@@ -149,6 +155,13 @@ fn destroy(session: &mut Session<'_>, device: i32) {
     session.contexts.remove(&id);
     session.ended.add(id);
     session.shared.changed.notify_all();
+}
+
+/// Destroys a context that somebody made: none, as the list has no call that makes one. What a driver answers for a
+/// primary context is to be asked of a GPU.
+pub(crate) fn destroy_made(session: &mut Session<'_>, context: CUcontext) -> Answer {
+    named(session, context)?;
+    Err(CUresult::INVALID_VALUE)
 }
 
 pub(crate) fn get_current(session: &mut Session<'_>) -> Answer<CUcontext> {
@@ -200,7 +213,7 @@ pub(crate) fn synchronize(session: &mut Session<'_>) -> Answer {
     capture::refuse_context_wait(session, context)?;
     let last: Vec<u64> =
         session.streams.values().filter(|stream| stream.context == context).map(|stream| stream.last).collect();
-    session.wait_until(|state| last.iter().all(|number| !state.pending.contains_key(number)));
+    session.wait_until_ended(|state| state.unended(&last));
     intact(session, context)
 }
 

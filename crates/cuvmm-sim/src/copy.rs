@@ -74,7 +74,7 @@ fn place(session: &Session<'_>, side: Side, bytes: usize, device: i32, write: bo
     Ok(Place::Host(HostPointer(std::ptr::with_exposed_provenance_mut(address as usize))))
 }
 
-fn copy_work(session: &Session<'_>, context: u64, to: Side, from: Side, bytes: usize) -> Answer<Work> {
+pub(crate) fn copy_work(session: &Session<'_>, context: u64, to: Side, from: Side, bytes: usize) -> Answer<Work> {
     let (to_device, from_device) = (device_for(session, to, context)?, device_for(session, from, context)?);
     Ok(Work::Copy {
         to: place(session, to, bytes, to_device, true)?,
@@ -100,13 +100,8 @@ pub(crate) fn copy(session: &mut Session<'_>, to: Side, from: Side, bytes: usize
     // Whoever waits takes the next turn, be it his own or another waiting thread's.
     while session.pending.contains_key(&number) {
         match session.step(stream, true) {
-            Step::Run(turn, work) => {
-                let ready = work.prepare(session, stream);
-                session.unlocked(|| ready.run());
-                session.finish(stream, turn);
-                session.shared.changed.notify_all();
-            }
-            Step::Wait | Step::End => session.wait_once(),
+            Step::Run(turn, work) => session.perform(stream, turn, &work),
+            Step::Wait | Step::End => session.advance(&[number]),
         }
     }
     context::intact(session, context)
@@ -149,23 +144,35 @@ pub(crate) fn fill(
 ) -> Answer {
     context::working(session)?;
     let (id, context) = session.working_stream(stream.unwrap_or(CUstream::LEGACY))?;
+    let Some(work) = fill_work(session, context, address, element, count)? else { return Ok(()) };
+    if stream.is_none() {
+        capture::refuse_wait(session, Some(id))?;
+    }
+    submit(session, id, work)
+}
+
+/// The work of a set, if there is any: refused at once where the memory may not be used so.
+pub(crate) fn fill_work(
+    session: &Session<'_>,
+    context: u64,
+    address: CUdeviceptr,
+    element: &[u8],
+    count: usize,
+) -> Answer<Option<Work>> {
     let bytes = count.checked_mul(element.len()).ok_or(CUresult::INVALID_VALUE)?;
     if bytes == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let device = device_of(session, context);
     let aligned = address.0.is_multiple_of(element.len() as u64);
     if !aligned || session.segments(address.0, bytes, device, true).is_none() {
         return Err(CUresult::INVALID_VALUE);
     }
-    if stream.is_none() {
-        capture::refuse_wait(session, Some(id))?;
-    }
-    submit(session, id, Work::Fill { to: address.0, device, pattern: element.into(), bytes })
+    Ok(Some(Work::Fill { to: address.0, device, pattern: element.into(), bytes }))
 }
 
 /// Queues work on a stream, or records it.
-fn submit(session: &mut Session<'_>, stream: u64, work: Work) -> Answer {
+pub(crate) fn submit(session: &mut Session<'_>, stream: u64, work: Work) -> Answer {
     match capture::enter(session, stream)? {
         Some(_) => session.record(stream, work),
         None => {
@@ -221,7 +228,7 @@ pub(crate) fn free(session: &mut Session<'_>, address: CUdeviceptr) -> Answer {
     }
     let plain = |session: &Session<'_>| session.mappings.get(&address.0).and_then(|mapping| mapping.context);
     let context = plain(session).ok_or(CUresult::INVALID_VALUE)?;
-    session.wait_until(|state| !state.pending.values().any(|pending| pending.context == context));
+    session.wait_until_ended(|state| state.pending_in(context));
     // Another thread may have freed it meanwhile.
     plain(session).ok_or(CUresult::INVALID_VALUE)?;
     map::remove(session, address.0);

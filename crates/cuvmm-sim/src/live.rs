@@ -31,6 +31,12 @@ pub struct Live {
     pub contexts: usize,
     /// Graphs.
     pub graphs: usize,
+    /// Instantiated graphs.
+    pub executables: usize,
+    /// User objects that anybody refers to.
+    pub user_objects: usize,
+    /// Loaded modules.
+    pub modules: usize,
 }
 
 impl Live {

@@ -48,6 +48,8 @@ pub struct Machine {
     pub poison: Option<u8>,
     /// How long calls take; none for no longer than they need.
     pub latency: Option<Latency>,
+    /// Whether nothing that is queued runs until somebody steps it or waits for it.
+    pub manual_streams: bool,
 }
 
 /// A device of a [`Machine`].

@@ -24,6 +24,7 @@ impl Machine {
             open_files: None,
             poison: Some(0xA5),
             latency: None,
+            manual_streams: false,
         }
     }
 

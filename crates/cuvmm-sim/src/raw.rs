@@ -11,11 +11,15 @@ use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, Call, RawDriver};
 
 use crate::copy::Side;
+use crate::module::Shape;
 use crate::pointer::Value;
 use crate::session::{Answer, In, Out, Session};
 use crate::simulator::Simulator;
 use crate::work::HostCall;
-use crate::{access, capture, codes, context, copy, create, device, map, pointer, reserve, share, stream};
+use crate::{
+    access, capture, codes, context, copy, create, device, event, graph, map, module, pointer, reserve, share, stream,
+    user_object,
+};
 
 /// The C type of an argument, by how the call uses it.
 macro_rules! argument {
@@ -47,7 +51,7 @@ macro_rules! calls {
         // an effect takes place under the lock, as the manual says of the call.
         unsafe impl RawDriver for Simulator {
             fn provides(&self, call: Call) -> bool {
-                self.has(call) && !UNMODELLED.contains(&call) && (call != Call::cuGetProcAddress || self.is_served())
+                self.has(call) && (call != Call::cuGetProcAddress || self.is_served())
             }
 
             unsafe fn cuGetProcAddress(
@@ -89,25 +93,6 @@ macro_rules! calls {
     };
 }
 
-/// What is not modelled: these answer that they are not supported.
-const UNMODELLED: &[Call] = &[
-    Call::cuCtxDestroy,
-    Call::cuUserObjectCreate,
-    Call::cuUserObjectRetain,
-    Call::cuUserObjectRelease,
-    Call::cuGraphRetainUserObject,
-    Call::cuGraphReleaseUserObject,
-    Call::cuGraphAddMemcpyNode,
-    Call::cuGraphAddMemsetNode,
-    Call::cuGraphAddHostNode,
-    Call::cuModuleLoadData,
-    Call::cuModuleGetFunction,
-    Call::cuModuleUnload,
-    Call::cuLaunchKernel,
-];
-
-const UNSUPPORTED: Answer = Err(CUresult::NOT_SUPPORTED);
-
 fn code_of(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUresult::SUCCESS)
 }
@@ -129,7 +114,7 @@ impl Simulator {
         status: Out<CUdriverProcAddressQueryResult>,
     ) -> Answer {
         if !self.provides(Call::cuGetProcAddress) {
-            return UNSUPPORTED;
+            return Err(CUresult::NOT_SUPPORTED);
         }
         pfn.required()?;
         let (address, found) = self.resolve(symbol.text()?, CudaVersion(version), flags)?;
@@ -207,6 +192,7 @@ calls! {
     };
     cuCtxGetDevice(out device: CUdevice) |s| device.give(|| context::device(s));
     cuCtxSynchronize() |s| context::synchronize(s);
+    cuCtxDestroy(val context: CUcontext) |s| context::destroy_made(s, context);
     cuCtxEnablePeerAccess(val peer: CUcontext, val flags: u32) |s| context::enable_peer_access(s, peer, flags);
 
     cuStreamCreate(out stream: CUstream, val flags: CUstream_flags) |s| stream.give(|| stream::create(s, flags));
@@ -222,15 +208,11 @@ calls! {
     ) |s| {
         status.required()?;
         let info = capture::info(s, stream)?;
-        // Nodes are nothing that a caller could name.
-        if info.dependencies > 0 && !dependencies.is_null() {
-            return UNSUPPORTED;
-        }
         status.put(info.status);
         id.put(info.number);
         graph.put(info.graph);
-        dependencies.put(std::ptr::null());
-        count.put(info.dependencies);
+        dependencies.put(info.dependencies);
+        count.put(info.count);
         Ok(())
     };
     cuStreamBeginCapture(val stream: CUstream, val mode: CUstreamCaptureMode) |s| capture::begin(s, stream, mode);
@@ -250,16 +232,16 @@ calls! {
     };
     cuStreamGetDevice(val stream: CUstream, out device: CUdevice) |s| device.give(|| stream::device(s, stream));
     cuStreamWaitEvent(val stream: CUstream, val event: CUevent, val flags: u32) |s| {
-        stream::wait_event(s, stream, event, flags)
+        event::wait(s, stream, event, flags)
     };
     cuLaunchHostFunc(val stream: CUstream, val function: CUhostFn, val data: *mut c_void) |s| {
         copy::launch_host(s, stream, HostCall { function, data })
     };
-    cuEventCreate(out event: CUevent, val flags: CUevent_flags) |s| event.give(|| stream::event_create(s, flags));
-    cuEventRecord(val event: CUevent, val stream: CUstream) |s| stream::event_record(s, event, stream);
-    cuEventQuery(val event: CUevent) |s| stream::event_query(s, event);
-    cuEventSynchronize(val event: CUevent) |s| stream::event_synchronize(s, event);
-    cuEventDestroy(val event: CUevent) |s| stream::event_destroy(s, event);
+    cuEventCreate(out event: CUevent, val flags: CUevent_flags) |s| event.give(|| event::create(s, flags));
+    cuEventRecord(val event: CUevent, val stream: CUstream) |s| event::record(s, event, stream);
+    cuEventQuery(val event: CUevent) |s| event::query(s, event);
+    cuEventSynchronize(val event: CUevent) |s| event::synchronize(s, event);
+    cuEventDestroy(val event: CUevent) |s| event::destroy(s, event);
 
     cuMemGetInfo(out free: usize, out total: usize) |s| {
         free.required()?;
@@ -427,29 +409,71 @@ calls! {
         handle.give(|| create::retain(s, address.addr() as u64))
     };
 
-    cuGraphCreate(out graph: CUgraph, val flags: u32) |s| graph.give(|| capture::graph_create(s, flags));
-    cuGraphDestroy(val graph: CUgraph) |s| capture::graph_destroy(s, graph);
-    cuGraphInstantiateWithFlags(out executable: CUgraphExec, val graph: CUgraph, val flags: u64) |s| {
-        executable.give(|| capture::instantiate(s, graph, flags))
-    };
-    cuGraphLaunch(val executable: CUgraphExec, val stream: CUstream) |s| capture::launch(s, executable, stream);
-    cuGraphExecDestroy(val executable: CUgraphExec) |s| capture::executable_destroy(s, executable);
-
-    // Not modelled.
-    cuCtxDestroy(val _context: CUcontext) |_s| UNSUPPORTED;
     cuUserObjectCreate(
-        val _object: *mut CUuserObject, val _data: *mut c_void, val _destroy: CUhostFn, val _references: u32,
-        val _flags: u32
-    ) |_s| UNSUPPORTED;
-    cuUserObjectRetain(val _object: CUuserObject, val _count: u32) |_s| UNSUPPORTED;
-    cuUserObjectRelease(val _object: CUuserObject, val _count: u32) |_s| UNSUPPORTED;
-    cuGraphRetainUserObject(val _graph: CUgraph, val _object: CUuserObject, val _count: u32, val _flags: u32) |_s| {
-        UNSUPPORTED
+        out object: CUuserObject, val data: *mut c_void, val destroy: CUhostFn, val references: u32, val flags: u32
+    ) |s| {
+        let destructor = HostCall { function: destroy, data };
+        object.give(|| user_object::create(s, destructor, references, CUuserObject_flags(flags)))
     };
-    cuGraphReleaseUserObject(val _graph: CUgraph, val _object: CUuserObject, val _count: u32) |_s| UNSUPPORTED;
-    cuModuleLoadData(val _module: *mut CUmodule, val _image: *const c_void) |_s| UNSUPPORTED;
-    cuModuleGetFunction(val _function: *mut CUfunction, val _module: CUmodule, val _name: *const c_char) |_s| {
-        UNSUPPORTED
+    cuUserObjectRetain(val object: CUuserObject, val count: u32) |s| user_object::retain(s, object, count);
+    cuUserObjectRelease(val object: CUuserObject, val count: u32) |s| user_object::release(s, object, count);
+    cuGraphRetainUserObject(val graph: CUgraph, val object: CUuserObject, val count: u32, val flags: u32) |s| {
+        user_object::graph_retain(s, graph, object, count, CUuserObjectRetain_flags(flags))
     };
-    cuModuleUnload(val _module: CUmodule) |_s| UNSUPPORTED;
+    cuGraphReleaseUserObject(val graph: CUgraph, val object: CUuserObject, val count: u32) |s| {
+        user_object::graph_release(s, graph, object, count)
+    };
+    cuGraphCreate(out graph: CUgraph, val flags: u32) |s| graph.give(|| graph::create(s, flags));
+    cuGraphDestroy(val graph: CUgraph) |s| graph::destroy(s, graph);
+    cuGraphAddMemcpyNode(
+        out node: CUgraphNode, val graph: CUgraph, inp dependencies: CUgraphNode, val count: usize,
+        inp parameters: CUDA_MEMCPY3D, val context: CUcontext
+    ) |s| {
+        // SAFETY: the trait's caller promises that many nodes.
+        let after = unsafe { dependencies.all(count) }?;
+        node.give(|| graph::add_memcpy(s, graph, &after, &parameters.read()?, context))
+    };
+    cuGraphAddMemsetNode(
+        out node: CUgraphNode, val graph: CUgraph, inp dependencies: CUgraphNode, val count: usize,
+        inp parameters: CUDA_MEMSET_NODE_PARAMS, val context: CUcontext
+    ) |s| {
+        // SAFETY: the trait's caller promises that many nodes.
+        let after = unsafe { dependencies.all(count) }?;
+        node.give(|| graph::add_memset(s, graph, &after, &parameters.read()?, context))
+    };
+    cuGraphAddHostNode(
+        out node: CUgraphNode, val graph: CUgraph, inp dependencies: CUgraphNode, val count: usize,
+        inp parameters: CUDA_HOST_NODE_PARAMS
+    ) |s| {
+        // SAFETY: the trait's caller promises that many nodes.
+        let after = unsafe { dependencies.all(count) }?;
+        let CUDA_HOST_NODE_PARAMS { host_fn: function, user_data: data } = parameters.read()?;
+        node.give(|| graph::add_host(s, graph, &after, HostCall { function, data }))
+    };
+    cuGraphInstantiateWithFlags(out executable: CUgraphExec, val graph: CUgraph, val flags: u64) |s| {
+        executable.give(|| graph::instantiate(s, graph, flags))
+    };
+    cuGraphLaunch(val executable: CUgraphExec, val stream: CUstream) |s| graph::launch(s, executable, stream);
+    cuGraphExecDestroy(val executable: CUgraphExec) |s| graph::executable_destroy(s, executable);
+
+    cuModuleLoadData(out module: CUmodule, inp image: c_void) |s| {
+        // SAFETY: the trait's caller promises a text there that ends in NUL.
+        module.give(|| module::load(s, &unsafe { image.of() }))
+    };
+    cuModuleGetFunction(out function: CUfunction, val module: CUmodule, inp name: c_char) |s| {
+        function.give(|| module::function(s, module, &name))
+    };
+    cuModuleUnload(val module: CUmodule) |s| module::unload(s, module);
+    cuLaunchKernel(
+        val function: CUfunction, val grid_x: u32, val grid_y: u32, val grid_z: u32, val block_x: u32,
+        val block_y: u32, val block_z: u32, val shared_bytes: u32, val stream: CUstream,
+        list parameters: *mut c_void, list extra: *mut c_void
+    ) |s| {
+        if extra.required().is_ok() {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+        // SAFETY: the trait's caller promises a pointer to a value of the right type for each parameter.
+        module::launch(s, function, &shape, stream, |widths| unsafe { parameters.values(widths) })
+    };
 }

@@ -15,6 +15,8 @@ use cuvmm_driver::{CUresult, Call};
 use crate::latency::Pause;
 use crate::simulator::Shared;
 use crate::state::State;
+use crate::stream;
+use crate::work::Work;
 
 /// What a call's work comes to.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
@@ -41,10 +43,29 @@ impl<'a> Session<'a> {
         self.note(call, text.into());
     }
 
-    /// Lets others in until `done` holds.
-    pub(crate) fn wait_until(&mut self, done: impl Fn(&State) -> bool) {
-        while !done(self) {
-            self.wait_once();
+    /// Waits for jobs, until none of what `awaited` names is left.
+    pub(crate) fn wait_until_ended(&mut self, awaited: impl Fn(&State) -> Vec<u64>) {
+        loop {
+            match awaited(self) {
+                left if left.is_empty() => return,
+                left => self.advance(&left),
+            }
+        }
+    }
+
+    /// Brings jobs nearer to their end: by doing one of them, or one that they come after, where streams are stepped
+    /// by hand, and else by letting others in.
+    pub(crate) fn advance(&mut self, awaited: &[u64]) {
+        match self.take_for(awaited) {
+            Some((stream, number, work)) => self.perform(stream, number, &work),
+            None => self.wait_once(),
+        }
+    }
+
+    /// Does a job that this thread took.
+    pub(crate) fn perform(&mut self, stream: u64, number: u64, work: &Work) {
+        if let Some(state) = self.state.take() {
+            self.state = Some(stream::perform(self.shared, state, stream, number, work));
         }
     }
 
@@ -53,13 +74,6 @@ impl<'a> Session<'a> {
         if let Some(state) = self.state.take() {
             self.state = Some(self.shared.wait(state));
         }
-    }
-
-    /// Does `work` without the lock.
-    pub(crate) fn unlocked(&mut self, work: impl FnOnce()) {
-        self.state = None;
-        work();
-        self.state = Some(self.shared.lock());
     }
 }
 
@@ -175,6 +189,13 @@ impl<T> In<T> {
 }
 
 impl In<c_char> {
+    /// Whether a text is `known`, of which no more is read than is alike. The text of a call ends in NUL.
+    pub(crate) fn is_text(&self, known: &CStr) -> bool {
+        // SAFETY: the caller's text goes on up to its NUL, and is read up to there or to the first difference.
+        let read = |index| unsafe { self.0.wrapping_add(index).cast::<u8>().read() };
+        !self.0.is_null() && known.to_bytes_with_nul().iter().enumerate().all(|(index, &byte)| read(index) == byte)
+    }
+
     /// The C string; 1 for null. Asked of what the call's caller made a C string.
     pub(crate) fn text(&self) -> Answer<&CStr> {
         self.required()?;
@@ -202,5 +223,33 @@ impl<T: Copy> In<T> {
         // SAFETY: not null, and the caller vouches for that many; C callers may not have aligned them.
         let read = |index| unsafe { self.0.wrapping_add(index).read_unaligned() };
         Ok((0..count).map(read).collect())
+    }
+}
+
+impl In<c_void> {
+    /// An input that is known to begin with a `T`.
+    ///
+    /// # Safety
+    /// It is null or valid for reading a `T`.
+    pub(crate) unsafe fn of<T>(self) -> In<T> {
+        In(self.0.cast())
+    }
+}
+
+impl In<*mut c_void> {
+    /// The values that as many pointers lead to, of 4 or 8 bytes each; 1 where there is none.
+    ///
+    /// # Safety
+    /// It is null or valid for reading that many pointers, each null or valid for reading a value of its width.
+    pub(crate) unsafe fn values(&self, widths: &[usize]) -> Answer<Vec<u64>> {
+        // SAFETY: the caller vouches for the pointers.
+        let pointers = unsafe { self.all(widths.len()) }?;
+        let value = |(pointer, &width): (*mut c_void, &usize)| match width {
+            // SAFETY: the caller vouches for the value.
+            4 => unsafe { In::<u32>::new(pointer.cast_const().cast()) }.read().map(u64::from),
+            // SAFETY: as above.
+            _ => unsafe { In::<u64>::new(pointer.cast_const().cast()) }.read(),
+        };
+        pointers.into_iter().zip(widths).map(value).collect()
     }
 }

@@ -13,7 +13,8 @@ use crate::resolve::EntryPoint;
 use crate::session::{Answer, Session};
 use crate::state::{Home, State};
 use crate::stream::Kind;
-use crate::thread;
+use crate::thread::{self, Callback};
+use crate::user_object::Destructors;
 
 /// A simulated CUDA driver: not a GPU, and never a fallback for one.
 ///
@@ -45,6 +46,8 @@ struct Handle {
 /// What the calls and the streams' threads share.
 pub(crate) struct Shared {
     pub(crate) machine: Machine,
+    /// The destructors that are due.
+    pub(crate) destructors: Arc<Destructors>,
     /// Something changed that somebody may be waiting for.
     pub(crate) changed: Condvar,
     state: Mutex<State>,
@@ -91,6 +94,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // In a forked child nothing is to be done: the kernel keeps its own account of what a child shares.
         if !self.shared.is_forked() {
+            self.shared.destructors.close();
             self.shared.lock().clear();
             self.shared.changed.notify_all();
         }
@@ -103,6 +107,7 @@ impl Simulator {
         let state = Mutex::new(State::new(machine.preset.policy(), machine.latency));
         let shared = Shared {
             machine,
+            destructors: Arc::default(),
             changed: Condvar::new(),
             state,
             process: AtomicU32::new(0),
@@ -145,7 +150,10 @@ impl Simulator {
             streams: state.streams.values().filter(|found| found.kind == Kind::Made && !found.destroyed).count(),
             events: state.events.len(),
             contexts: state.primaries.values().map(|primary| primary.retains).sum(),
-            graphs: state.graphs.values().filter(|graph| !graph.capturing).count() + state.executables.len(),
+            graphs: state.graphs.values().filter(|graph| !graph.capturing).count(),
+            executables: state.executables.len(),
+            user_objects: state.user_objects.values().filter(|object| object.is_alive()).count(),
+            modules: state.modules.len(),
         }
     }
 
@@ -263,8 +271,11 @@ impl Simulator {
         session.log(call);
         let thread = session.thread;
         thread::meet(shared, &mut session, thread);
-        if session.threads.get(&thread).is_some_and(|thread| thread.callback.is_some()) {
-            session.violation("a call in a host function");
+        if let Some(callback) = session.threads.get(&thread).and_then(|thread| thread.callback) {
+            session.violation(match callback {
+                Callback::HostFunction(_) => "a call in a host function",
+                Callback::Destructor => "a call in the destructor of a user object",
+            });
             if !is_tolerated_in_host_function(call) {
                 return Err(CUresult::NOT_PERMITTED);
             }
@@ -273,7 +284,7 @@ impl Simulator {
     }
 }
 
-/// The calls that a real driver lets through in a host function, though none may be made there.
+/// The calls that a real driver lets through in a host function or destructor, though none may be made there.
 fn is_tolerated_in_host_function(call: Call) -> bool {
     matches!(
         call,

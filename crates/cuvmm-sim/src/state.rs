@@ -8,19 +8,22 @@ use std::thread::ThreadId;
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, Call};
 
-use crate::capture::{Capture, Graph};
+use crate::capture::Capture;
 use crate::context::{Context, Primary};
+use crate::event::Event;
 use crate::faults::LOGGED;
+use crate::graph::{Executable, Graph};
 use crate::latency::{Aftermath, Latency};
 use crate::live::Violation;
 use crate::memory::{self, FileIdentity, Memory, MemoryFile};
+use crate::module::Module;
 use crate::placer::Placer;
 use crate::policy::Policy;
 use crate::session::Answer;
 use crate::space::Range;
-use crate::stream::{Event, Pending, Stream};
+use crate::stream::{Pending, Stream};
 use crate::thread::Thread;
-use crate::work::Work;
+use crate::user_object::UserObject;
 
 /// How many numbers of what ended with a context are kept.
 const REMEMBERED: usize = 1024;
@@ -50,9 +53,11 @@ pub(crate) struct State {
     pub(crate) pending: BTreeMap<u64, Pending>,
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
-    pub(crate) executables: BTreeMap<u64, Arc<[Work]>>,
     /// What calls leave to later ones, where their time is modelled.
     pub(crate) aftermath: Option<Aftermath>,
+    pub(crate) executables: BTreeMap<u64, Executable>,
+    pub(crate) user_objects: BTreeMap<u64, UserObject>,
+    pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) violations: Vec<Violation>,
     pub(crate) calls: VecDeque<Call>,
     pub(crate) ended: Ended,
@@ -178,6 +183,8 @@ impl State {
             graphs: BTreeMap::new(),
             executables: BTreeMap::new(),
             aftermath: latency.map(Aftermath::new),
+            user_objects: BTreeMap::new(),
+            modules: BTreeMap::new(),
             violations: Vec::new(),
             calls: VecDeque::new(),
             ended: Ended::default(),
@@ -263,24 +270,28 @@ impl State {
     /// The memory behind an address range, if `device` may use all of it so.
     pub(crate) fn segments(&self, address: u64, bytes: usize, device: i32, write: bool) -> Option<Vec<Segment>> {
         let end = address.checked_add(bytes as u64)?;
-        let needed = if write { CUmemAccess_flags::READWRITE } else { CUmemAccess_flags::READ };
         let mut at = address;
         let mut segments = Vec::new();
         while at < end {
-            let (start, mapping) = self.mapping_at(at)?;
-            let granted = mapping.access.get(&Grantee::Device(device)).copied().unwrap_or_default();
-            if granted.0 & needed.0 != needed.0 {
-                return None;
-            }
-            let until = end.min(start + mapping.bytes);
-            segments.push(Segment {
-                memory: mapping.memory.clone(),
-                offset: (at - start) as usize,
-                bytes: (until - at) as usize,
-            });
-            at = until;
+            let segment = self.segment(at, end - at, device, write)?;
+            at += segment.bytes as u64;
+            segments.push(segment);
         }
         Some(segments)
+    }
+
+    /// The memory behind an address, as far as one mapping goes and at most so much, if `device` may use it so.
+    pub(crate) fn segment(&self, address: u64, bytes: u64, device: i32, write: bool) -> Option<Segment> {
+        let needed = if write { CUmemAccess_flags::READWRITE } else { CUmemAccess_flags::READ };
+        let (start, mapping) = self.mapping_at(address)?;
+        let granted = mapping.access.get(&Grantee::Device(device)).copied().unwrap_or_default();
+        let offset = address - start;
+        let segment = || Segment {
+            memory: mapping.memory.clone(),
+            offset: offset as usize,
+            bytes: bytes.min(mapping.bytes - offset) as usize,
+        };
+        (granted.0 & needed.0 == needed.0).then(segment)
     }
 
     /// Counts new physical memory, for as long as it has users.

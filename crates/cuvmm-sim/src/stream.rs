@@ -1,11 +1,12 @@
-//! Streams and events: queues of numbered jobs, and what waits for them.
+//! Streams: queues of numbered jobs, and what waits for them.
 //!
 //! Every job has a number that grows with submission. A job starts when the earlier ones of its stream have ended,
 //! and those that its stream's kind or an event makes it wait for; as these all have lower numbers, there is always
 //! one that can start.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
+use std::thread::ThreadId;
 
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
@@ -15,6 +16,7 @@ use crate::context::{self, intact};
 use crate::session::{Answer, Session};
 use crate::simulator::Shared;
 use crate::state::State;
+use crate::thread::Callback;
 use crate::work::Work;
 
 /// A stream.
@@ -33,6 +35,8 @@ pub(crate) struct Stream {
     /// The number of the job that was submitted last.
     pub(crate) last: u64,
     pub(crate) capture: Option<capture::Part>,
+    /// The nodes that a call named as what its next one comes after.
+    pub(crate) dependencies: Box<[CUgraphNode]>,
 }
 
 /// What a stream is.
@@ -56,15 +60,6 @@ pub(crate) struct Pending {
     pub(crate) context: u64,
     /// The device addresses that it uses.
     pub(crate) spans: Vec<(u64, u64)>,
-}
-
-/// An event.
-pub(crate) struct Event {
-    pub(crate) context: u64,
-    /// The job that records it.
-    pub(crate) last: Option<u64>,
-    /// The capture that it was recorded in, and where.
-    pub(crate) captured: Option<capture::Part>,
 }
 
 /// What a stream's worker is to do.
@@ -92,16 +87,21 @@ impl State {
             destroyed: false,
             last: 0,
             capture: None,
+            dependencies: Box::default(),
         };
         self.streams.insert(id, stream);
         id
     }
 
+    /// The stream that a token names in a context, once something used it.
+    pub(crate) fn default_stream(&self, context: u64, thread: ThreadId, token: CUstream) -> Option<u64> {
+        let context = self.contexts.get(&context)?;
+        if token == CUstream::PER_THREAD { context.per_thread.get(&thread).copied() } else { context.legacy }
+    }
+
     /// Whether a stream's first job may start.
     fn may_start(&self, stream: &Stream, job: &Job) -> bool {
-        if let Work::Wait { number } = job.work
-            && self.pending.contains_key(&number)
-        {
+        if job.work.after().is_some_and(|number| self.pending.contains_key(&number)) {
             return false;
         }
         let before = |other: &Stream| other.queue.front().is_some_and(|first| first.number < job.number);
@@ -113,19 +113,55 @@ impl State {
         }
     }
 
-    /// Whether one of `jobs` is `first`, or can't end before it does.
-    fn comes_after(&self, jobs: &[u64], first: u64) -> bool {
+    /// These jobs, and those without whose end they can't end.
+    fn with_all_before(&self, jobs: &[u64]) -> BTreeSet<u64> {
         let mut seen = BTreeSet::new();
         let mut open = jobs.to_vec();
         while let Some(number) = open.pop() {
-            if number == first {
-                return true;
-            }
             if seen.insert(number) {
                 open.extend(self.before(number));
             }
         }
-        false
+        seen
+    }
+
+    /// Takes the first job that can start of these and those that they come after.
+    pub(crate) fn take_before(&mut self, jobs: &[u64]) -> Option<(u64, u64, Work)> {
+        self.with_all_before(jobs).into_iter().find_map(|number| self.take(number))
+    }
+
+    /// Takes the first job of all that can start.
+    pub(crate) fn take_first(&mut self) -> Option<(u64, u64, Work)> {
+        let jobs: Vec<u64> = self.pending.keys().copied().collect();
+        jobs.into_iter().find_map(|number| self.take(number))
+    }
+
+    /// Takes a job, if it can start.
+    fn take(&mut self, number: u64) -> Option<(u64, u64, Work)> {
+        let is_first = |stream: &Stream| stream.queue.front().is_some_and(|job| job.number == number);
+        let (&id, _) = self.streams.iter().find(|(_, stream)| is_first(stream))?;
+        match self.step(id, false) {
+            Step::Run(number, work) => Some((id, number, work)),
+            Step::Wait | Step::End => None,
+        }
+    }
+
+    /// Those of these jobs that have not ended.
+    pub(crate) fn unended(&self, jobs: &[u64]) -> Vec<u64> {
+        jobs.iter().copied().filter(|number| self.pending.contains_key(number)).collect()
+    }
+
+    /// The jobs of a context that have not ended.
+    pub(crate) fn pending_in(&self, context: u64) -> Vec<u64> {
+        let of_context = self.pending.iter().filter(|(_, pending)| pending.context == context);
+        of_context.map(|(&number, _)| number).collect()
+    }
+
+    /// Breaks a context for good, unless it is broken already.
+    pub(crate) fn break_context(&mut self, context: u64, code: CUresult) {
+        if let Some(context) = self.contexts.get_mut(&context) {
+            context.error.get_or_insert(code);
+        }
     }
 
     /// The jobs that have to end before this one can.
@@ -143,12 +179,11 @@ impl State {
             .iter()
             .filter(|(other, found)| *other == id || (found.context == stream.context && waits(found)));
         let mut before: Vec<u64> = others.flat_map(|(_, stream)| of(stream)).filter(|&job| job < number).collect();
-        if let Some(Job { work: Work::Wait { number }, .. }) = stream.queue.iter().find(|job| job.number == number) {
-            before.push(*number);
-        }
+        before.extend(stream.queue.iter().find(|job| job.number == number).and_then(|job| job.work.after()));
         // A host function that runs ends after what it waits for.
         if stream.queue.front().is_some_and(|job| job.number == number) {
-            let running = self.threads.values().filter(|thread| thread.callback == Some(*id));
+            let callback = Some(Callback::HostFunction(*id));
+            let running = self.threads.values().filter(|thread| thread.callback == callback);
             before.extend(running.flat_map(|thread| &thread.awaits));
         }
         before
@@ -197,6 +232,12 @@ impl State {
 }
 
 impl Session<'_> {
+    /// Takes a job for this thread, where streams are stepped by hand: the first that can start of these jobs and those
+    /// that they come after.
+    pub(crate) fn take_for(&mut self, awaited: &[u64]) -> Option<(u64, u64, Work)> {
+        if self.shared.machine.manual_streams { self.take_before(awaited) } else { None }
+    }
+
     /// The stream that a call names: 0 and the tokens are default streams of the current context.
     pub(crate) fn stream(&mut self, stream: CUstream) -> Answer<u64> {
         if !stream.is_default_token() {
@@ -212,15 +253,10 @@ impl Session<'_> {
         }
         let context = context::current(self)?;
         let thread = self.thread;
-        let per_thread = stream == CUstream::PER_THREAD;
-        let known = self.contexts.get(&context).and_then(|context| match per_thread {
-            true => context.per_thread.get(&thread).copied(),
-            false => context.legacy,
-        });
-        if let Some(known) = known {
+        if let Some(known) = self.default_stream(context, thread, stream) {
             return Ok(known);
         }
-        let kind = if per_thread { Kind::PerThread } else { Kind::Legacy };
+        let kind = if stream == CUstream::PER_THREAD { Kind::PerThread } else { Kind::Legacy };
         let id = self.make_stream(context, kind, true);
         if let Some(context) = self.contexts.get_mut(&context) {
             match kind {
@@ -244,8 +280,10 @@ impl Session<'_> {
     pub(crate) fn enqueue(&mut self, id: u64, work: Work, spans: Vec<(u64, u64)>, inline: bool) -> Answer<u64> {
         let number = self.number();
         let shared = self.shared;
+        let by_hand = shared.machine.manual_streams;
+        let inline = inline && !by_hand;
         let stream = self.streams.get_mut(&id).ok_or(CUresult::INVALID_HANDLE)?;
-        if !inline && !stream.worker {
+        if !inline && !by_hand && !stream.worker {
             let (shared, id) = (shared.clone(), id);
             let spawned = std::thread::Builder::new().name("cuvmm-sim stream".into()).spawn(move || serve(&shared, id));
             spawned.map_err(|_| CUresult::OUT_OF_MEMORY)?;
@@ -261,7 +299,7 @@ impl Session<'_> {
 
     /// Waits for a job.
     pub(crate) fn wait_for(&mut self, number: u64) {
-        self.wait_until(|state| !state.pending.contains_key(&number));
+        self.wait_until_ended(|state| state.unended(&[number]));
     }
 
     /// The jobs that a wait for this stream is a wait for.
@@ -279,10 +317,13 @@ impl Session<'_> {
     /// Refuses what would never end: waiting, in a host function, for work that comes after it.
     fn refuse_own_stream(&mut self, awaited: &[u64]) -> Answer {
         let thread = self.thread;
-        let own = self.thread(thread).callback.and_then(|stream| self.streams.get(&stream));
+        let own = match self.thread(thread).callback {
+            Some(Callback::HostFunction(stream)) => self.streams.get(&stream),
+            _ => None,
+        };
         let own = own.and_then(|stream| stream.queue.front()).map(|job| job.number);
         match own {
-            Some(own) if self.comes_after(awaited, own) => {
+            Some(own) if self.with_all_before(awaited).contains(&own) => {
                 self.violation("a host function waits for its own stream, which hangs a real driver");
                 Err(CUresult::NOT_PERMITTED)
             }
@@ -291,11 +332,11 @@ impl Session<'_> {
     }
 
     /// Waits, noting for which jobs if it is a host function that does.
-    fn wait_for_all(&mut self, awaited: Vec<u64>) -> Answer {
+    pub(crate) fn wait_for_all(&mut self, awaited: Vec<u64>) -> Answer {
         self.refuse_own_stream(&awaited)?;
         let thread = self.thread;
         self.thread(thread).awaits.clone_from(&awaited);
-        self.wait_until(|state| awaited.iter().all(|number| !state.pending.contains_key(number)));
+        self.wait_until_ended(|state| state.unended(&awaited));
         self.thread(thread).awaits.clear();
         Ok(())
     }
@@ -309,15 +350,7 @@ fn serve(shared: &Arc<Shared>, id: u64) {
             return;
         }
         match state.step(id, false) {
-            Step::Run(number, work) => {
-                let ready = work.prepare(&mut state, id);
-                drop(state);
-                ready.run();
-                state = shared.lock();
-                state.thread(std::thread::current().id()).callback = None;
-                state.finish(id, number);
-                shared.changed.notify_all();
-            }
+            Step::Run(number, work) => state = perform(shared, state, id, number, &work),
             Step::Wait => state = shared.wait(state),
             Step::End => {
                 state.streams.remove(&id);
@@ -326,6 +359,31 @@ fn serve(shared: &Arc<Shared>, id: u64) {
             }
         }
     }
+}
+
+/// Does a job that was taken, and ends it. Meanwhile nobody has the lock, unless it is a kernel that looks where it is.
+pub(crate) fn perform<'a>(
+    shared: &'a Shared,
+    mut state: MutexGuard<'a, State>,
+    id: u64,
+    number: u64,
+    work: &Work,
+) -> MutexGuard<'a, State> {
+    let thread = std::thread::current().id();
+    let context = state.streams.get(&id).map_or(0, |stream| stream.context);
+    // Where streams are stepped by hand, a host function may do what it waits for.
+    let outer = state.thread(thread).callback;
+    let ready = work.prepare(&mut state, id);
+    drop(state);
+    let ended = ready.run(shared, context);
+    let mut state = shared.lock();
+    state.thread(thread).callback = outer;
+    if let Err(code) = ended {
+        state.break_context(context, code);
+    }
+    state.finish(id, number);
+    shared.changed.notify_all();
+    state
 }
 
 pub(crate) fn create(session: &mut Session<'_>, flags: CUstream_flags) -> Answer<CUstream> {
@@ -368,96 +426,4 @@ pub(crate) fn query(session: &mut Session<'_>, stream: CUstream) -> Answer {
 pub(crate) fn device(session: &mut Session<'_>, stream: CUstream) -> Answer<CUdevice> {
     let (_, context) = session.working_stream(stream)?;
     Ok(CUdevice(context::device_of(session, context)))
-}
-
-/// The event that a call names.
-fn named(session: &mut Session<'_>, event: CUevent) -> Answer<u64> {
-    let id = event.0.addr() as u64;
-    if session.ended.contains(&id) {
-        return Err(CUresult::CONTEXT_IS_DESTROYED);
-    }
-    if !session.events.contains_key(&id) {
-        session.violation(format!("event {id:#x} is not alive"));
-        return Err(CUresult::INVALID_HANDLE);
-    }
-    Ok(id)
-}
-
-pub(crate) fn event_create(session: &mut Session<'_>, flags: CUevent_flags) -> Answer<CUevent> {
-    let context = context::working(session)?;
-    let interprocess = flags.0 & CUevent_flags::INTERPROCESS.0 != 0;
-    if flags.0 > 7 || (interprocess && flags.0 & CUevent_flags::DISABLE_TIMING.0 == 0) {
-        return Err(CUresult::INVALID_VALUE);
-    }
-    let id = session.number();
-    session.events.insert(id, Event { context, last: None, captured: None });
-    Ok(CUevent(std::ptr::without_provenance_mut(id as usize)))
-}
-
-pub(crate) fn event_destroy(session: &mut Session<'_>, event: CUevent) -> Answer {
-    let id = named(session, event)?;
-    session.events.remove(&id);
-    Ok(())
-}
-
-pub(crate) fn event_record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer {
-    let event = named(session, event)?;
-    let (id, context) = session.working_stream(stream)?;
-    if session.events.get(&event).is_some_and(|event| event.context != context) {
-        return Err(CUresult::INVALID_HANDLE);
-    }
-    let captured = capture::enter(session, id)?;
-    let last = match captured {
-        Some(_) => None,
-        None => Some(session.enqueue(id, Work::Mark, Vec::new(), false)?),
-    };
-    if let Some(event) = session.events.get_mut(&event) {
-        (event.last, event.captured) = (last, captured);
-    }
-    Ok(())
-}
-
-/// The job that an event waits for, if it may be asked.
-fn asked(session: &mut Session<'_>, event: CUevent) -> Answer<(u64, Option<u64>)> {
-    let id = named(session, event)?;
-    let Some(event) = session.events.get(&id) else { return Err(CUresult::INVALID_HANDLE) };
-    let (context, last, captured) = (event.context, event.last, event.captured.clone());
-    intact(session, context)?;
-    if let Some(part) = captured {
-        session.invalidate(part.capture);
-        return Err(CUresult::CAPTURED_EVENT);
-    }
-    capture::refuse_wait(session, None)?;
-    Ok((context, last.filter(|number| session.pending.contains_key(number))))
-}
-
-pub(crate) fn event_query(session: &mut Session<'_>, event: CUevent) -> Answer {
-    match asked(session, event)? {
-        (_, Some(_)) => Err(CUresult::NOT_READY),
-        (_, None) => Ok(()),
-    }
-}
-
-pub(crate) fn event_synchronize(session: &mut Session<'_>, event: CUevent) -> Answer {
-    let (context, last) = asked(session, event)?;
-    if let Some(number) = last {
-        session.wait_for_all(vec![number])?;
-    }
-    intact(session, context)
-}
-
-pub(crate) fn wait_event(session: &mut Session<'_>, stream: CUstream, event: CUevent, flags: u32) -> Answer {
-    let event = named(session, event)?;
-    let (id, _) = session.working_stream(stream)?;
-    if flags != 0 {
-        return Err(CUresult::INVALID_VALUE);
-    }
-    if capture::wait_event(session, id, event)? {
-        return Ok(());
-    }
-    let last = session.events.get(&event).and_then(|event| event.last);
-    match last.filter(|number| session.pending.contains_key(number)) {
-        Some(number) => session.enqueue(id, Work::Wait { number }, Vec::new(), false).map(|_| ()),
-        None => Ok(()),
-    }
 }

@@ -15,10 +15,19 @@ pub(crate) struct Thread {
     /// Its contexts, the current one last.
     pub(crate) stack: Vec<u64>,
     pub(crate) mode: CUstreamCaptureMode,
-    /// The stream whose host function it runs.
-    pub(crate) callback: Option<u64>,
+    /// What it runs of the application's.
+    pub(crate) callback: Option<Callback>,
     /// The jobs that it waits for.
     pub(crate) awaits: Vec<u64>,
+}
+
+/// What a thread runs in which no call may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Callback {
+    /// A host function of a stream's.
+    HostFunction(u64),
+    /// The destructor of a user object.
+    Destructor,
 }
 
 /// The drivers that know of this thread, and are to forget it when it ends.

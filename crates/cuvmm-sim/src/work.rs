@@ -1,4 +1,5 @@
-//! What streams do: copies, sets, host functions, graphs. Addresses are looked up when the work starts.
+//! What streams do: copies, sets, host functions, kernels, graphs. Addresses are looked up when the work starts, and by
+//! kernels as they go.
 //!
 //! # Safety
 //! Host pointers are valid by the promise of whoever submitted the work: a call with a host destination returns
@@ -12,8 +13,13 @@ use std::sync::Arc;
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::CUhostFn;
 
+use crate::kernels::{Site, Task};
 use crate::memory::Memory;
+use crate::session::Answer;
+use crate::simulator::Shared;
 use crate::state::{Segment, State};
+use crate::thread::Callback;
+use crate::user_object::Object;
 
 /// Work, by address.
 #[derive(Clone)]
@@ -21,9 +27,31 @@ pub(crate) enum Work {
     Copy { to: Place, from: Place, bytes: usize },
     Fill { to: u64, device: i32, pattern: Arc<[u8]>, bytes: usize },
     Host(HostCall),
+    Kernel(Launch),
     Wait { number: u64 },
     Mark,
-    Graph(Arc<[Self]>),
+    Graph(Run),
+}
+
+/// One launch of a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Launch {
+    pub(crate) task: Task,
+    /// The device that it runs on.
+    pub(crate) device: i32,
+    /// The module that it is of.
+    pub(crate) module: u64,
+}
+
+/// One launch of a graph.
+#[derive(Clone)]
+pub(crate) struct Run {
+    /// Its work, in an order that keeps its dependencies.
+    pub(crate) work: Arc<[Work]>,
+    /// What is kept alive until it has ended.
+    pub(crate) _objects: Arc<[Arc<Object>]>,
+    /// The launch that it comes after.
+    pub(crate) after: Option<u64>,
 }
 
 /// One side of a copy.
@@ -93,9 +121,19 @@ const _: () = {
     is_send_and_sync::<HostCall>();
 };
 
+impl HostCall {
+    pub(crate) fn call(self) {
+        if let Some(function) = self.function {
+            // SAFETY: who queued the function promised that it may be called with this.
+            unsafe { function(self.data) };
+        }
+    }
+}
+
 /// Work, by what its addresses led to when it started.
 pub(crate) enum Ready {
     Nothing,
+    Kernel(Launch),
     Copy { to: Vec<Piece>, from: Vec<Piece> },
     Fill { to: Vec<Segment>, pattern: Arc<[u8]> },
     Host(HostCall),
@@ -127,8 +165,27 @@ impl Work {
                 })
                 .collect(),
             Self::Fill { to, bytes, .. } => vec![span(*to, *bytes)],
-            Self::Graph(work) => work.iter().flat_map(Self::spans).collect(),
+            Self::Kernel(launch) => launch.task.spans(),
+            Self::Graph(run) => run.work.iter().flat_map(Self::spans).collect(),
             Self::Host(_) | Self::Wait { .. } | Self::Mark => Vec::new(),
+        }
+    }
+
+    /// The job that has to end before this starts, whatever stream that is on.
+    pub(crate) fn after(&self) -> Option<u64> {
+        match self {
+            Self::Wait { number } => Some(*number),
+            Self::Graph(run) => run.after,
+            _ => None,
+        }
+    }
+
+    /// Whether it runs a function of a module.
+    pub(crate) fn runs(&self, module: u64) -> bool {
+        match self {
+            Self::Kernel(launch) => launch.module == module,
+            Self::Graph(run) => run.work.iter().any(|work| work.runs(module)),
+            _ => false,
         }
     }
 
@@ -139,15 +196,13 @@ impl Work {
             return Ready::Nothing;
         }
         let ready = self.resolve(state);
-        if ready.is_none()
-            && let Some(context) = state.contexts.get_mut(&context)
-        {
+        if ready.is_none() {
             let graph = matches!(self, Self::Graph(_));
-            context.error = Some(if graph { CUresult::LAUNCH_FAILED } else { CUresult::ILLEGAL_ADDRESS });
+            state.break_context(context, if graph { CUresult::LAUNCH_FAILED } else { CUresult::ILLEGAL_ADDRESS });
         }
         let ready = ready.unwrap_or(Ready::Nothing);
         if ready.calls_host() {
-            state.thread(std::thread::current().id()).callback = Some(stream);
+            state.thread(std::thread::current().id()).callback = Some(Callback::HostFunction(stream));
         }
         ready
     }
@@ -161,7 +216,8 @@ impl Work {
                 Ready::Fill { to: state.segments(*to, *bytes, *device, true)?, pattern: pattern.clone() }
             }
             Self::Host(call) => Ready::Host(*call),
-            Self::Graph(work) => Ready::Many(work.iter().map(|work| work.resolve(state)).collect::<Option<_>>()?),
+            Self::Kernel(launch) => Ready::Kernel(*launch),
+            Self::Graph(run) => Ready::Many(run.work.iter().map(|work| work.resolve(state)).collect::<Option<_>>()?),
             Self::Wait { .. } | Self::Mark => Ready::Nothing,
         })
     }
@@ -190,10 +246,11 @@ impl Ready {
         }
     }
 
-    /// Does it. No lock is held.
-    pub(crate) fn run(self) {
+    /// Does it, for a context. No lock is held.
+    pub(crate) fn run(self, shared: &Shared, context: u64) -> Answer {
         match self {
             Self::Nothing => {}
+            Self::Kernel(Launch { task, device, .. }) => return Site { shared, context, device }.run(task),
             Self::Copy { to, from } => copy(&to, &from),
             Self::Fill { to, pattern } => {
                 let mut at = 0;
@@ -204,13 +261,10 @@ impl Ready {
                     at += segment.bytes;
                 }
             }
-            Self::Host(HostCall { function: Some(function), data }) => {
-                // SAFETY: who queued the function promised that it may be called with this.
-                unsafe { function(data) };
-            }
-            Self::Host(HostCall { function: None, .. }) => {}
-            Self::Many(work) => work.into_iter().for_each(Self::run),
+            Self::Host(call) => call.call(),
+            Self::Many(work) => return work.into_iter().try_for_each(|work| work.run(shared, context)),
         }
+        Ok(())
     }
 }
 

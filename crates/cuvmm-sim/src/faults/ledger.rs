@@ -10,8 +10,8 @@ use crate::live::Live;
 
 /// Counts what successful calls left alive, and logs all calls. Clones share the counts and the log.
 ///
-/// It sees results alone, not the driver: bytes are not counted, what an imported handle is released with is not
-/// told from others, and what goes with a context that is reset stays counted: its streams, events and plain memory.
+/// It sees results alone, not the driver: bytes and user objects are not counted, what an imported handle is released with is not
+/// told from others, and what goes with a context that is reset stays counted: its streams, events, modules and plain memory.
 ///
 /// ```
 /// use cuvmm_driver::{Call, Driver, Hooked};
@@ -137,8 +137,12 @@ impl Book {
             Call::cuEventDestroy => less(&mut live.events),
             Call::cuDevicePrimaryCtxRetain => live.contexts += 1,
             Call::cuDevicePrimaryCtxRelease => less(&mut live.contexts),
-            Call::cuStreamEndCapture | Call::cuGraphCreate | Call::cuGraphInstantiateWithFlags => live.graphs += 1,
-            Call::cuGraphDestroy | Call::cuGraphExecDestroy => less(&mut live.graphs),
+            Call::cuStreamEndCapture | Call::cuGraphCreate => live.graphs += 1,
+            Call::cuGraphDestroy => less(&mut live.graphs),
+            Call::cuGraphInstantiateWithFlags => live.executables += 1,
+            Call::cuGraphExecDestroy => less(&mut live.executables),
+            Call::cuModuleLoadData => live.modules += 1,
+            Call::cuModuleUnload => less(&mut live.modules),
             _ => {}
         }
     }

@@ -132,14 +132,14 @@ fn a_thread_that_ended_leaves_nothing_in_the_driver() {
 }
 
 #[test]
-fn what_is_not_modelled_says_so() {
-    let gpu = Gpu::strict();
-    let raw = Simulator::new(Machine::h200());
-    assert!(!raw.provides(Call::cuModuleUnload));
-    // SAFETY: null is never looked at.
-    unsafe {
-        assert_eq!(gpu.raw().cuModuleUnload(CUmodule::NULL).0, 801);
-        assert_eq!(raw.cuModuleUnload(CUmodule::NULL).0, 3, "not started");
+fn a_primary_context_is_not_destroyed_by_name() {
+    for gpu in Gpu::both() {
+        let context = gpu.enter(0);
+        // SAFETY: nothing runs in it.
+        assert_eq!(unsafe { gpu.raw().cuCtxDestroy(context) }.0, 1);
+        assert!(gpu.is_active(0));
+        assert_eq!(gpu.host(CUstream::LEGACY, || {}), 0, "it works on");
+        assert_eq!(gpu.violations(), [""; 0]);
     }
 }
 

@@ -4,15 +4,20 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "tests: each block makes calls of one kind")]
 
 mod access;
+mod calls;
 mod capture;
 mod common;
 mod contexts;
 mod create;
 mod dma_buf;
 mod faults;
+mod graphs;
+mod kernels;
 mod machines;
 mod map;
 mod reserve;
 mod resolve;
 mod share;
+mod stepping;
 mod streams;
+mod user_objects;
