@@ -32,21 +32,45 @@ macro_rules! declare {
 cuvmm_tests::for_each_section!(declare);
 
 mod gpu {
-    use super::{Driver, conformance, differences};
+    use std::path::Path;
+
+    use cuvmm_tests::Machine;
+    use cuvmm_tests::conformance::{AllAnswers, Answers};
+
+    use super::{Asked, Check, Driver, conformance, differences};
+
+    const TEST: &str = "gpu::answers_are_as_written";
 
     #[test]
     #[ignore = "needs a GPU: cargo xtask gpu-test"]
     fn answers_are_as_written() {
         conformance::play_part();
         let sections = conformance::sections().unwrap();
-        let devices = cuvmm::Driver::load().expect("a driver on this machine").device_count();
+        let system = cuvmm::Driver::load().expect("a driver on this machine");
         let checks = sections.iter().flat_map(|section| &section.checks);
-        let checks: Vec<_> = checks.filter(|check| check.devices() <= devices as usize).collect();
+        let checks: Vec<_> = checks.filter(|check| conformance::can_ask(&system, check)).collect();
         assert!(!checks.is_empty(), "nothing to ask");
-        let asked = conformance::ask_all(Driver::Gpu, &checks, "gpu::answers_are_as_written");
+        let asked = conformance::ask_all(Driver::Gpu, &checks, TEST);
+        if let Some(dir) = std::env::var_os(conformance::REPORT) {
+            let answers = beside_simulators(&checks, &asked);
+            let machine = Machine::this().unwrap();
+            conformance::write_report(Path::new(&dir), &machine, &sections, &answers).expect("a report");
+        }
         let different = differences(Driver::Gpu, &checks, &asked);
         let (found, all) = (different.len(), checks.len());
         assert!(different.is_empty(), "{found} of {all} checks differ:\n\n{}", different.join("\n"));
+    }
+
+    /// What a GPU was asked, with what the simulators answer.
+    fn beside_simulators(checks: &[&Check], gpu: &[Asked]) -> AllAnswers {
+        let measured = conformance::ask_all(Driver::Measured, checks, TEST);
+        let strict = conformance::ask_all(Driver::Strict, checks, TEST);
+        let simulated = measured.into_iter().zip(strict);
+        let rows = checks.iter().zip(gpu).zip(simulated);
+        rows.map(|((check, gpu), (measured, strict))| {
+            (check.name.clone(), Answers { gpu: gpu.clone(), measured, strict })
+        })
+        .collect()
     }
 }
 

@@ -11,6 +11,8 @@ xflags::xflags! {
         cmd gpu-test {
             /// Write the suites and their runner to this folder instead of running them.
             optional --bundle dir: PathBuf
+            /// Leave what the conformance suite was answered in this folder.
+            optional --report dir: PathBuf
         }
         /// Run programs that are not ours on the stand-in library of the simulated driver.
         cmd interop {}

@@ -29,10 +29,12 @@ pub(crate) struct Artifact {
     pub(crate) source: PathBuf,
 }
 
-/// Runs the suites on this machine. The exit code is the runner's.
-pub(crate) fn run_here(sh: &Shell) -> Result<ExitCode> {
+/// Runs the suites on this machine, which leave their reports in `report`. The exit code is the runner's.
+pub(crate) fn run_here(sh: &Shell, report: Option<&Path>) -> Result<ExitCode> {
     let binaries = build(sh)?;
+    let report = report.map(|dir| [Path::new("--report"), dir]);
     let status = Command::new(&binaries.runner)
+        .args(report.into_iter().flatten())
         .args(binaries.suites.iter().map(|suite| suite.path.as_path()))
         .status()
         .with_context(|| format!("failed to start {}", binaries.runner.display()))?;

@@ -13,7 +13,7 @@ mod tidy;
 use std::path::{self, Path};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use xshell::Shell;
 
 fn main() -> ExitCode {
@@ -38,8 +38,11 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
         flags::XtaskCmd::Tidy(_) => tidy::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Release(_) => release::dry_run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::GpuTest(gpu_test) => match gpu_test.bundle {
-            None => gpu_test::run_here(&sh),
-            Some(dir) => gpu_test::write_bundle(&sh, &caller.join(dir)).map(|()| ExitCode::SUCCESS),
+            None => gpu_test::run_here(&sh, gpu_test.report.map(|dir| caller.join(dir)).as_deref()),
+            Some(dir) => {
+                ensure!(gpu_test.report.is_none(), "a bundle is run elsewhere: ./gpu-test --report DIR in it");
+                gpu_test::write_bundle(&sh, &caller.join(dir)).map(|()| ExitCode::SUCCESS)
+            }
         },
     }
 }

@@ -5,13 +5,15 @@
 mod commands;
 mod parse;
 mod part;
+mod report;
 mod run;
 mod scene;
 mod value;
 
 pub use parse::{Check, Line, Need, Section, sections};
 pub use part::play_part;
-pub use run::{Answer, Asked, Driver, ask, ask_all, difference, equals};
+pub use report::{AllAnswers, Answers, REPORT, expected_cell, not_asked_cell, rows, write_report};
+pub use run::{Answer, Asked, Driver, ask, ask_all, can_ask, difference, equals};
 
 /// Calls `$callback!` with the names of the sections: the files of `tests/conformance`, without their ending.
 #[macro_export]

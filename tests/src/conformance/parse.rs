@@ -112,7 +112,7 @@ macro_rules! read_sections {
 
 crate::for_each_section!(read_sections);
 
-fn section(name: &'static str, text: &str, names: &mut BTreeSet<String>) -> Result<Section, String> {
+pub(super) fn section(name: &'static str, text: &str, names: &mut BTreeSet<String>) -> Result<Section, String> {
     let mut checks: Vec<Check> = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use cuvmm_driver::sys::CUdevice_attribute;
 use cuvmm_sim::{Machine, Preset};
 
 use super::parse::{Check, Need};
@@ -114,6 +115,19 @@ impl Setting {
         let machine = if let Some(device) = self.visible { machine.visible(&[device]) } else { machine };
         Some(machine.preset(preset))
     }
+}
+
+/// Whether this machine's driver has what a check needs.
+pub fn can_ask(system: &cuvmm::Driver, check: &Check) -> bool {
+    let numa = CUdevice_attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+    check.needs.iter().all(|need| match need {
+        Need::Devices(count) => system.devices().len() >= *count,
+        Need::Numa => {
+            let device = system.device(0);
+            device.is_ok_and(|device| device.attribute(numa).is_ok_and(|value| value.is_some_and(|value| value != 0)))
+        }
+        Need::Imex => std::path::Path::new("/dev/nvidia-caps-imex-channels/channel0").exists(),
+    })
 }
 
 /// Asks one check. The test is the caller's own path, for processes to begin with.

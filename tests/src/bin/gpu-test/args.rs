@@ -7,13 +7,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 pub(crate) const USAGE: &str = "\
-gpu-test [--timeout SECONDS] [SUITE...]
+gpu-test [--timeout SECONDS] [--report DIR] [SUITE...]
 
 Runs the tests that need a GPU. Without a SUITE (the path of a test binary): all
 those in the folder `suites` beside this program.
 
     --timeout SECONDS  what a suite may take (300); the tests that a crash kept
                        from running get as much again
+    --report DIR       where suites leave their reports: what the conformance
+                       suite was answered, as driver-behaviour.md and answers.txt
 ";
 
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -28,10 +30,11 @@ pub(crate) enum Args {
 pub(crate) struct Options {
     pub(crate) suites: Vec<PathBuf>,
     pub(crate) timeout: Duration,
+    pub(crate) report: Option<PathBuf>,
 }
 
 pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Args> {
-    let mut options = Options { suites: Vec::new(), timeout: TIMEOUT };
+    let mut options = Options { suites: Vec::new(), timeout: TIMEOUT, report: None };
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         match arg.to_str() {
@@ -42,6 +45,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Args> {
                 let seconds = seconds.with_context(|| format!("--timeout: not a number of seconds: {value:?}"))?;
                 options.timeout = Duration::from_secs(seconds);
             }
+            Some("--report") => options.report = Some(args.next().context("--report needs a folder")?.into()),
             Some(flag) if flag.starts_with('-') => bail!("unknown option {flag}\n\n{USAGE}"),
             _ => {
                 let path = PathBuf::from(arg);
@@ -65,13 +69,16 @@ mod tests {
     fn arguments() {
         let run = |suites: &[&str], seconds| {
             let suites = suites.iter().map(PathBuf::from).collect();
-            Ok(Args::Run(Options { suites, timeout: Duration::from_secs(seconds) }))
+            Ok(Args::Run(Options { suites, timeout: Duration::from_secs(seconds), report: None }))
         };
         let check = |args: &[&str], expect| assert_eq!(parsed(args), expect, "{args:?}");
         check(&[], run(&[], 300));
         check(&["--timeout", "7"], run(&[], 7));
         check(&["Cargo.toml"], run(&["Cargo.toml"], 300));
         check(&["Cargo.toml", "--help"], Ok(Args::Help));
+        let reported = Options { suites: Vec::new(), timeout: TIMEOUT, report: Some("answers".into()) };
+        check(&["--report", "answers"], Ok(Args::Run(reported)));
+        check(&["--report"], Err("--report needs a folder".into()));
         check(&["--timeout"], Err("--timeout needs a number of seconds".into()));
         check(&["--timeout", "0"], Err("--timeout: not a number of seconds: \"0\"".into()));
         check(&["absent"], Err("no such suite: absent".into()));

@@ -7,21 +7,20 @@
 
 mod args;
 mod libtest;
-mod machine;
 mod process;
 mod suite;
 mod table;
 
-use std::env;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::slice;
+use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
+use cuvmm_tests::Machine;
 
 use crate::args::{Args, USAGE};
-use crate::machine::Machine;
 use crate::suite::Suite;
 
 /// Something failed, or nothing passed.
@@ -51,10 +50,12 @@ fn run() -> Result<ExitCode> {
     println!("{machine}");
     let suites = if args.suites.is_empty() { suites_beside()? } else { args.suites };
 
+    let report = args.report.map(create_report).transpose()?;
+
     println!();
     let mut outcomes = Vec::new();
     for path in suites {
-        let suite = Suite::new(path)?;
+        let suite = Suite::new(path, report.clone())?;
         print!("{}: ", suite.name());
         io::stdout().flush()?;
         let outcome = suite.run(machine.gpus.len(), args.timeout);
@@ -68,6 +69,13 @@ fn run() -> Result<ExitCode> {
     let totals = table::totals(&outcomes);
     println!("{totals}");
     Ok(if totals.is_success() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+/// The folder that suites write reports to, which is made where it is not there yet.
+fn create_report(dir: PathBuf) -> Result<PathBuf> {
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    // Suites may run in another folder.
+    dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))
 }
 
 /// The files of the folder `suites` beside this program, in order of name.

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cuvmm_tests::conformance::REPORT;
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, killpg};
@@ -43,9 +44,9 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
 }
 
-/// Runs a program to its end, or kills it after `limit`. What is left of its process group is
-/// killed too: a child of a dead test must not hold the GPU.
-pub(crate) fn run(program: &Path, args: &[&str], limit: Duration) -> io::Result<Finished> {
+/// Runs a program to its end, or kills it after `limit`, and tells it where reports are to be left. What is left of its
+/// process group is killed too: a child of a dead test must not hold the GPU.
+pub(crate) fn run(program: &Path, args: &[&str], report: Option<&Path>, limit: Duration) -> io::Result<Finished> {
     // Files and not pipes: a pipe has no end while a stray child holds it.
     let mut stdout = File::from(memfd_create(c"stdout", MFdFlags::MFD_CLOEXEC)?);
     let mut stderr = File::from(memfd_create(c"stderr", MFdFlags::MFD_CLOEXEC)?);
@@ -53,6 +54,7 @@ pub(crate) fn run(program: &Path, args: &[&str], limit: Duration) -> io::Result<
         .args(args)
         // It would mix the output of tests into the lines that carry the verdicts.
         .env_remove("RUST_TEST_NOCAPTURE")
+        .envs(report.map(|report| (REPORT, report)))
         .stdin(Stdio::null())
         .stdout(stdout.try_clone()?)
         .stderr(stderr.try_clone()?)
@@ -100,7 +102,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn sh(script: &str, limit: Duration) -> Finished {
-        run(Path::new("/bin/sh"), &["-c", script], limit).unwrap()
+        run(Path::new("/bin/sh"), &["-c", script], None, limit).unwrap()
     }
 
     #[test]

@@ -15,10 +15,11 @@ const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// The lines of output that are kept of a test that died.
 const TAIL: usize = 200;
 
-/// The path of a test binary, and the name by which it is reported.
+/// The path of a test binary, the name by which it is reported, and where it leaves reports of its own.
 pub(crate) struct Suite {
     name: String,
     path: PathBuf,
+    report: Option<PathBuf>,
 }
 
 /// What became of the tests of a suite.
@@ -48,7 +49,7 @@ pub(crate) struct Skipped {
 
 impl Suite {
     /// The suite in the file `path`; cargo ends the names of its files with a hash, which is left off.
-    pub(crate) fn new(path: PathBuf) -> Result<Self> {
+    pub(crate) fn new(path: PathBuf, report: Option<PathBuf>) -> Result<Self> {
         // A path without a folder would be looked for in PATH.
         let path = path.canonicalize().with_context(|| format!("no such suite: {}", path.display()))?;
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -56,7 +57,7 @@ impl Suite {
             Some((name, hash)) if hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => name.to_owned(),
             _ => name,
         };
-        Ok(Self { name, path })
+        Ok(Self { name, path, report })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -78,7 +79,7 @@ impl Suite {
     /// The names of the ignored tests.
     fn list(&self) -> Result<Vec<String>> {
         let args = ["--list", "--ignored", "--format", "terse"];
-        let finished = process::run(&self.path, &args, LIST_LIMIT).context("cannot be started")?;
+        let finished = process::run(&self.path, &args, None, LIST_LIMIT).context("cannot be started")?;
         anyhow::ensure!(finished.end == End::Code(0), "{}", finished.end);
         Ok(libtest::list(&finished.stdout))
     }
@@ -169,7 +170,7 @@ impl Suite {
     fn run_exact(&self, tests: &[String], limit: Duration) -> io::Result<Finished> {
         let mut args = vec!["--ignored", "--exact", "--test-threads=1", "--color=never"];
         args.extend(tests.iter().map(String::as_str));
-        process::run(&self.path, &args, limit)
+        process::run(&self.path, &args, self.report.as_deref(), limit)
     }
 }
 
@@ -233,7 +234,7 @@ mod tests {
     /// A script that answers as a test harness does, with the tests of its name.
     fn fixture(name: &str) -> Suite {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin/gpu-test/fixtures");
-        Suite::new(PathBuf::from(format!("{folder}/{name}"))).unwrap()
+        Suite::new(PathBuf::from(format!("{folder}/{name}")), None).unwrap()
     }
 
     fn failures(outcome: &Outcome) -> Vec<(&str, Option<&str>)> {
@@ -247,7 +248,7 @@ mod tests {
     #[test]
     fn names_have_no_hash() {
         assert_eq!(fixture("mixed").name(), "mixed");
-        let program = Suite::new(std::env::current_exe().unwrap()).unwrap();
+        let program = Suite::new(std::env::current_exe().unwrap(), None).unwrap();
         assert!(["gpu_test", "gpu-test"].contains(&program.name()), "{}", program.name());
     }
 
@@ -310,7 +311,7 @@ mod tests {
     fn a_real_harness_is_understood() {
         let test = "table::tests::a_table";
         let args = ["--exact", "--test-threads=1", "--color=never", test];
-        let finished = process::run(&std::env::current_exe().unwrap(), &args, LIMIT).unwrap();
+        let finished = process::run(&std::env::current_exe().unwrap(), &args, None, LIMIT).unwrap();
         let report = libtest::parse(&finished.stdout, &[test.to_owned()]);
         assert_eq!(report.verdicts, [(test.to_owned(), true)].into());
         assert_eq!(report.summary, Some(Summary { passed: 1, failed: 0 }));

@@ -1,4 +1,4 @@
-//! The GPUs of this machine.
+//! [`Machine`]: the GPUs of this machine.
 
 use std::{fmt, fs};
 
@@ -6,16 +6,19 @@ use anyhow::{Context, Result, ensure};
 use cuvmm_driver::Driver;
 
 /// What the suites run on.
-pub(crate) struct Machine {
+pub struct Machine {
     /// The names of its GPUs: one at least.
-    pub(crate) gpus: Vec<String>,
+    pub gpus: Vec<String>,
     cuda: String,
     kernel_driver: Option<String>,
 }
 
 impl Machine {
-    /// This one. Without a GPU that is an error.
-    pub(crate) fn this() -> Result<Self> {
+    /// This one.
+    ///
+    /// # Errors
+    /// There is no driver, or no GPU.
+    pub fn this() -> Result<Self> {
         let driver = Driver::load().context("no GPU can be used")?;
         let devices = driver.devices();
         ensure!(!devices.is_empty(), "the driver is there, but no GPU: is CUDA_VISIBLE_DEVICES empty?");
