@@ -18,25 +18,34 @@ const REQUIREMENTS: &str = "interop/python/requirements.txt";
 const PROGRAM: &str = "interop/python/vmm_round_trip.py";
 /// The oldest Python that the bindings are made for.
 const PYTHON: [u32; 2] = [3, 10];
-/// What the stand-in reads, and what a program on it is not to inherit.
-const SETTINGS: &[&str] =
-    &["CUVMM_SIM_MACHINE", "CUVMM_SIM_DRIVER_VERSION", "CUVMM_SIM_ATTRIBUTES", "CUDA_VISIBLE_DEVICES"];
+/// The variables that the program is run with, one each time.
+const RUNS: &[(&str, &str)] =
+    &[("CUVMM_SIM_PRESET", "strict"), ("CUVMM_SIM_PRESET", "measured"), (PER_THREAD_STREAMS, "1")];
+/// Has the bindings look for the per-thread forms of calls.
+const PER_THREAD_STREAMS: &str = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM";
+/// What the program is not to inherit.
+const SETTINGS: &[&str] = &[
+    "CUVMM_SIM_MACHINE",
+    "CUVMM_SIM_PRESET",
+    "CUVMM_SIM_DRIVER_VERSION",
+    "CUVMM_SIM_ATTRIBUTES",
+    "CUDA_VISIBLE_DEVICES",
+    PER_THREAD_STREAMS,
+];
 
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let folder = sh.current_dir().join(FOLDER);
     let libraries = install_library(sh, &folder)?;
     let python = install_bindings(sh, &folder)?;
-    for preset in ["strict", "measured"] {
-        println!("-- {PROGRAM} on the stand-in, {preset}");
+    for (name, value) in RUNS {
+        println!("-- {PROGRAM} on the stand-in, {name}={value}");
         let log = folder.join("log");
         sh.remove_path(&log)?;
-        let mut program = cmd!(sh, "{python} {PROGRAM}")
-            .env("LD_LIBRARY_PATH", &libraries)
-            .env("CUVMM_SIM_PRESET", preset)
-            .env("CUVMM_SIM_LOG", &log);
+        let mut program = cmd!(sh, "{python} {PROGRAM}").env("LD_LIBRARY_PATH", &libraries).env("CUVMM_SIM_LOG", &log);
         for setting in SETTINGS {
             program = program.env_remove(setting);
         }
+        program = program.env(name, value);
         let said = program.quiet().read()?;
         println!("{said}");
         ensure!(said.lines().last() == Some("ok"), "{PROGRAM} did not end with `ok`");

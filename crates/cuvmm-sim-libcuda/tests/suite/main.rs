@@ -2,6 +2,7 @@
 //! environment, and shares memory with other processes that loaded it.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::multiple_unsafe_ops_per_block, reason = "tests")]
 
+mod bindings;
 mod environment;
 mod processes;
 mod round_trip;

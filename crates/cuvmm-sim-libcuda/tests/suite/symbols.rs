@@ -132,6 +132,17 @@ fn per_thread_forms_are_those_that_are_exported() {
     }
 }
 
+#[test]
+fn no_call_lacks_its_per_thread_form() {
+    let beyond = resolve(c"cuMemAllocAsync", 13000, 2).1;
+    let missing = Call::ALL.iter().filter(|call| {
+        let symbol = call.symbol();
+        let find = |flags| resolve(symbol.name, symbol.version.0, flags).1;
+        find(0) != beyond && find(2) == beyond
+    });
+    assert_eq!(missing.collect::<Vec<_>>(), [&Call::cuGetProcAddress; 0]);
+}
+
 /// The null stream of a per-thread form can be captured, as the legacy default stream cannot.
 #[test]
 fn per_thread_forms_take_the_threads_own_stream() {
