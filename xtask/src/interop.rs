@@ -5,8 +5,8 @@
 //! target/interop/venv              the bindings, kept for the next time
 //! ```
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -23,16 +23,6 @@ const RUNS: &[(&str, &str)] =
     &[("CUVMM_SIM_PRESET", "strict"), ("CUVMM_SIM_PRESET", "measured"), (PER_THREAD_STREAMS, "1")];
 /// Has the bindings look for the per-thread forms of calls.
 const PER_THREAD_STREAMS: &str = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM";
-/// What the program is not to inherit.
-const SETTINGS: &[&str] = &[
-    "CUVMM_SIM_MACHINE",
-    "CUVMM_SIM_PRESET",
-    "CUVMM_SIM_DRIVER_VERSION",
-    "CUVMM_SIM_ATTRIBUTES",
-    "CUDA_VISIBLE_DEVICES",
-    PER_THREAD_STREAMS,
-];
-
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let folder = sh.current_dir().join(FOLDER);
     let libraries = install_library(sh, &folder)?;
@@ -41,17 +31,22 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
         println!("-- {PROGRAM} on the stand-in, {name}={value}");
         let log = folder.join("log");
         sh.remove_path(&log)?;
-        let mut program = cmd!(sh, "{python} {PROGRAM}").env("LD_LIBRARY_PATH", &libraries).env("CUVMM_SIM_LOG", &log);
-        for setting in SETTINGS {
+        let mut program = cmd!(sh, "{python} {PROGRAM}").env("LD_LIBRARY_PATH", &libraries);
+        for (setting, _) in env::vars_os().filter(|(setting, _)| is_setting(&setting.to_string_lossy())) {
             program = program.env_remove(setting);
         }
-        program = program.env(name, value);
+        program = program.env("CUVMM_SIM_LOG", &log).env(name, value);
         let said = program.quiet().read()?;
         println!("{said}");
         ensure!(said.lines().last() == Some("ok"), "{PROGRAM} did not end with `ok`");
         judge_log(&sh.read_file(&log).context("the stand-in wrote no log: it was not what the program ran on")?)?;
     }
     Ok(())
+}
+
+/// Whether a variable sets up the stand-in or the bindings, which a program here is not to inherit.
+fn is_setting(name: &str) -> bool {
+    name.starts_with("CUVMM_SIM_") || name == "CUDA_VISIBLE_DEVICES" || name == PER_THREAD_STREAMS
 }
 
 /// Leaves the stand-in library in a folder of its own, under the driver's name.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cuvmm_driver::sys::CUuuid;
-use cuvmm_sim::{Machine, Preset};
+use cuvmm_sim::{Latency, Machine, Preset};
 
 use crate::log::Target;
 
@@ -30,6 +30,16 @@ impl Configuration {
         };
         if let Some(name) = take(&mut variables, "PRESET") {
             machine = machine.preset(preset(&name).ok_or_else(|| wrong("PRESET", &name))?);
+        }
+        if let Some(value) = take(&mut variables, "IMEX") {
+            machine.imex = match value.as_str() {
+                "0" => false,
+                "1" => true,
+                _ => return Err(wrong("IMEX", &value)),
+            };
+        }
+        if let Some(name) = take(&mut variables, "LATENCY") {
+            machine = machine.latency(latency(&name).ok_or_else(|| wrong("LATENCY", &name))?);
         }
         if let Some(text) = take(&mut variables, "DRIVER_VERSION") {
             machine = machine.driver_version(text.parse().map_err(|_| wrong("DRIVER_VERSION", &text))?);
@@ -68,6 +78,7 @@ fn machine(name: &str) -> Option<Machine> {
         "h200" => Machine::h200(),
         "h200_pair" => Machine::h200_pair(),
         "small" => Machine::small(),
+        "odd" => Machine::odd(),
         _ => return None,
     })
 }
@@ -76,6 +87,14 @@ fn preset(name: &str) -> Option<Preset> {
     Some(match name {
         "strict" => Preset::Strict,
         "measured" => Preset::Measured,
+        _ => return None,
+    })
+}
+
+fn latency(name: &str) -> Option<Latency> {
+    Some(match name {
+        "h200" => Latency::h200(),
+        "h200_pair" => Latency::h200_pair(),
         _ => return None,
     })
 }
@@ -134,6 +153,8 @@ mod tests {
         let configuration = read(&[
             ("CUVMM_SIM_MACHINE", "h200_pair"),
             ("CUVMM_SIM_PRESET", "measured"),
+            ("CUVMM_SIM_IMEX", "1"),
+            ("CUVMM_SIM_LATENCY", "h200"),
             ("CUVMM_SIM_DRIVER_VERSION", "12020"),
             ("CUVMM_SIM_ATTRIBUTES", "115=0, 41=7"),
             ("CUVMM_SIM_LOG", "/tmp/log"),
@@ -141,13 +162,14 @@ mod tests {
         .unwrap();
         let machine = configuration.machine;
         assert_eq!((machine.preset, machine.driver_version.0), (Preset::Measured, 12020));
-        assert_eq!(machine.devices.len(), 2);
+        assert_eq!((machine.devices.len(), machine.imex, machine.latency.is_some()), (2, true, true));
         for device in machine.devices {
             assert_eq!((device.attributes[&115], device.attributes[&41], device.attributes[&75]), (0, 7, 9));
         }
         assert_eq!(configuration.log, Some(Target::File("/tmp/log".into())));
         assert_eq!(read(&[("CUVMM_SIM_LOG", "stderr")]).unwrap().log, Some(Target::Stderr));
         assert_eq!(read(&[("CUVMM_SIM_MACHINE", "small")]).unwrap().machine.devices[0].total_memory, 1 << 30);
+        assert!(!read(&[("CUVMM_SIM_MACHINE", "odd"), ("CUVMM_SIM_IMEX", "0")]).unwrap().machine.imex);
     }
 
     #[test]
@@ -155,6 +177,8 @@ mod tests {
         let check = |name: &str, value: &str, expect: &str| assert_eq!(read(&[(name, value)]).unwrap_err(), expect);
         check("CUVMM_SIM_MACHINE", "h300", "CUVMM_SIM_MACHINE cannot be \"h300\"");
         check("CUVMM_SIM_PRESET", "Strict", "CUVMM_SIM_PRESET cannot be \"Strict\"");
+        check("CUVMM_SIM_IMEX", "yes", "CUVMM_SIM_IMEX cannot be \"yes\"");
+        check("CUVMM_SIM_LATENCY", "on", "CUVMM_SIM_LATENCY cannot be \"on\"");
         check("CUVMM_SIM_DRIVER_VERSION", "13.0", "CUVMM_SIM_DRIVER_VERSION cannot be \"13.0\"");
         check("CUVMM_SIM_ATTRIBUTES", "115", "CUVMM_SIM_ATTRIBUTES cannot be \"115\"");
         check("CUVMM_SIM_DEVICES", "2", "CUVMM_SIM_DEVICES is no variable of the simulated driver");
