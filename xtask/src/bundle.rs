@@ -23,7 +23,7 @@ const MARKER: &str = "BUNDLE";
 const MARKER_TITLE: &str = "The GPU suites of cuvmm.";
 const MARKER_TEXT: &str = "\
 ./gpu-test runs them all and prints a table; it exits with 0 only when something passed and nothing
-failed. ./cuvmm demo shows the library at work.
+failed. ./cuvmm demo shows the library at work; ./cuvmm doctor says what works on the machine.
 ";
 
 /// A version of glibc, of two or three numbers.

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use cuvmm_sim::Machine;
+
 /// Which driver to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Choice {
@@ -37,6 +39,51 @@ impl std::fmt::Display for Choice {
     }
 }
 
+/// Which simulated machine is examined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Simulated {
+    /// An H200.
+    #[default]
+    H200,
+    /// Two that reach each other.
+    H200Pair,
+    /// A small device.
+    Small,
+}
+
+impl Simulated {
+    pub(crate) fn model(self) -> Machine {
+        match self {
+            Self::H200 => Machine::h200(),
+            Self::H200Pair => Machine::h200_pair(),
+            Self::Small => Machine::small(),
+        }
+    }
+}
+
+impl FromStr for Simulated {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "h200" => Ok(Self::H200),
+            "h200_pair" => Ok(Self::H200Pair),
+            "small" => Ok(Self::Small),
+            _ => Err(format!("no simulated machine `{name}`: h200, h200_pair or small")),
+        }
+    }
+}
+
+impl std::fmt::Display for Simulated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::H200 => "h200",
+            Self::H200Pair => "h200_pair",
+            Self::Small => "small",
+        })
+    }
+}
+
 xflags::xflags! {
     /// Elastic GPU memory: buffers that grow in place, and are shared between processes.
     cmd cuvmm {
@@ -44,6 +91,15 @@ xflags::xflags! {
         cmd demo {
             /// auto (the GPU where there is one, else the simulator), cuda, or sim.
             optional --driver choice: Choice
+        }
+        /// Tries out step by step what works on this machine, and says what usually cures what does not.
+        cmd doctor {
+            /// auto and cuda (this machine, with a GPU or without), or sim.
+            optional --driver choice: Choice
+            /// Which simulated machine `--driver sim` examines: h200, h200_pair or small.
+            optional --machine machine: Simulated
+            /// One JSON document in place of text.
+            optional --json
         }
         /// The second process of `demo`, which starts it with a socket as its standard input.
         cmd demo-peer {

@@ -5,6 +5,7 @@
 //! before it lets go of either.
 #![allow(unsafe_code)]
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc};
@@ -147,6 +148,40 @@ impl Mapping {
     /// The access that it was granted.
     pub fn access(&self) -> &Arc<[CUmemAccessDesc]> {
         &self.access
+    }
+
+    /// A dma-buf that names the memory to other drivers, and pins it while it is open
+    /// (`cuMemGetHandleForAddressRange`). It is of this mapping: after another one, take another.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// # let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    /// # let size = Granularity::minimum(&driver, &properties)?.round_up(2 << 20)?;
+    /// # let memory = Arc::new(Allocation::create(&driver, size, &properties)?);
+    /// # let range = Arc::new(Reservation::reserve(&driver, Reservation::GRANULARITY.round_up(2 << 20)?, 0)?);
+    /// let access = [CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE }];
+    /// let mapping = Mapping::map(&range, 0, memory, access.into())?;
+    /// let descriptor = mapping.export_dma_buf()?; // for a network card's driver, as a rule
+    /// drop(descriptor);
+    /// mapping.close()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Unsupported`](cuvmm_driver::Error::Unsupported) before CUDA 11.7; 801 where the device has no dma-bufs; 1 for
+    /// memory whose size is no multiple of the host's pages.
+    #[doc(alias = "cuMemGetHandleForAddressRange")]
+    pub fn export_dma_buf(&self) -> Result<OwnedFd, Error> {
+        // SAFETY: the range is this mapping's own, which is mapped while it is borrowed.
+        Ok(unsafe { self.driver().mem_get_dma_buf(self.address(), self.size()) }?)
     }
 
     /// Unmaps, and lets go of its shares, as dropping it does, and says how that went. It goes on past a failed

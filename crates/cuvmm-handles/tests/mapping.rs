@@ -290,3 +290,28 @@ fn whichever_of_many_threads_lets_go_last_frees_once() {
         bench.assert_clean();
     }
 }
+
+/// It pins the memory after everything else let go of it.
+#[test]
+fn a_dma_buf_outlives_its_mapping() {
+    for bench in Bench::presets() {
+        let mapping = Mapping::map(&bench.addresses(1), 0, bench.memory(1), bench.access()).unwrap();
+        let (one, other) = (mapping.export_dma_buf().unwrap(), mapping.export_dma_buf().unwrap());
+        mapping.close().unwrap();
+        assert_eq!(bench.simulator.live().mappings, 0);
+        drop((one, other));
+        bench.assert_clean();
+    }
+}
+
+#[test]
+fn a_driver_without_dma_bufs_is_told_apart_and_the_mapping_stays() {
+    let bench = Bench::new(cuvmm_sim::Machine::small().driver_version(11060));
+    let mapping = Mapping::map(&bench.addresses(1), 0, bench.memory(1), bench.access()).unwrap();
+    let unsupported = mapping.export_dma_buf().unwrap_err();
+    assert_eq!(unsupported.call(), Some(Call::cuMemGetHandleForAddressRange));
+    assert!(matches!(unsupported, Error::Driver(cuvmm_driver::Error::Unsupported { .. })), "{unsupported}");
+    assert!(bench.simulator.is_mapped(mapping.address()));
+    mapping.close().unwrap();
+    bench.assert_clean();
+}
