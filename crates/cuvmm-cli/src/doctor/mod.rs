@@ -67,7 +67,7 @@ fn system() -> Report {
         Err(error) => vec![driver::failed(error, &host)],
     };
     sections.push(host.section(true));
-    Report { driver: "cuda", subject: "this machine, by NVIDIA's driver".to_owned(), sections }
+    Report { driver: "cuda", subject: "this machine, by the CUDA driver that the loader finds".to_owned(), sections }
 }
 
 /// The system's driver, with a trace in front of it.
