@@ -49,6 +49,8 @@ pub(crate) enum Simulated {
     H200Pair,
     /// A small device.
     Small,
+    /// Three devices of which nothing may be taken for granted.
+    Odd,
 }
 
 impl Simulated {
@@ -57,6 +59,7 @@ impl Simulated {
             Self::H200 => Machine::h200(),
             Self::H200Pair => Machine::h200_pair(),
             Self::Small => Machine::small(),
+            Self::Odd => Machine::odd(),
         }
     }
 }
@@ -69,7 +72,8 @@ impl FromStr for Simulated {
             "h200" => Ok(Self::H200),
             "h200_pair" => Ok(Self::H200Pair),
             "small" => Ok(Self::Small),
-            _ => Err(format!("no simulated machine `{name}`: h200, h200_pair or small")),
+            "odd" => Ok(Self::Odd),
+            _ => Err(format!("no simulated machine `{name}`: h200, h200_pair, small or odd")),
         }
     }
 }
@@ -80,6 +84,7 @@ impl std::fmt::Display for Simulated {
             Self::H200 => "h200",
             Self::H200Pair => "h200_pair",
             Self::Small => "small",
+            Self::Odd => "odd",
         })
     }
 }
@@ -96,7 +101,7 @@ xflags::xflags! {
         cmd doctor {
             /// auto and cuda (this machine, with a GPU or without), or sim.
             optional --driver choice: Choice
-            /// Which simulated machine `--driver sim` examines: h200, h200_pair or small.
+            /// Which simulated machine `--driver sim` examines: h200, h200_pair, small or odd.
             optional --machine machine: Simulated
             /// One JSON document in place of text.
             optional --json

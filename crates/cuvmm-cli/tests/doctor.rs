@@ -112,6 +112,33 @@ fn a_no_names_the_call_that_said_so_its_code_and_a_cure() {
     assert!(text.contains("> no IMEX channel"), "{text}");
 }
 
+/// The odd machine lacks much, has granularities that differ, and a NUMA node without memory.
+#[test]
+fn what_is_missing_on_an_odd_machine_is_told_device_by_device() {
+    let (code, text) = run(&mut doctor(&["--driver", "sim", "--machine", "odd", "--json"]));
+    let found = document(&text);
+    assert_eq!((code, &found["works"]), (Some(0), &Value::from(true)), "{}", found["summary"]);
+    let answers = |section: &str, ids: &[&str], expect: &str| {
+        for id in ids {
+            let row = row(&found, section, id);
+            assert_eq!(row["answer"], expect, "{section}: {row}");
+            assert!(expect == "yes" || (row["call"].is_string() && row["cure"].is_string()), "{row}");
+        }
+    };
+    for device in ["device0", "device1", "device2"] {
+        answers(device, &["memory", "copies", "posix_fd", "fabric"], "yes");
+        answers(device, &["rdma", "compression", "dma_buf"], "no");
+        let least = |kind: &str| row(&found, device, &format!("granularity_{kind}"))["value"]["minimum"].as_u64();
+        assert_eq!([least("plain"), least("posix_fd"), least("fabric")], [1 << 20, 2 << 20, 32 << 20].map(Some));
+    }
+    answers("device0", &["peer_1"], "yes");
+    answers("device0", &["peer_2"], "no");
+    answers("device2", &["peer_0", "peer_1"], "no");
+    answers("host_memory", &["host_node_1"], "yes");
+    answers("host_memory", &["host_node_3"], "no");
+    assert_eq!(row(&found, "after", "left_behind")["value"], 0);
+}
+
 /// Text and JSON are of one model, so what one has, the other has.
 #[test]
 fn text_has_a_line_for_each_row_of_json() {

@@ -7,7 +7,12 @@ use super::report::Culprit;
 /// What usually cures the `no` of the row `id`, where that is known.
 pub(super) fn cure(id: &str, culprit: Culprit) -> Option<String> {
     let (Some(call), code) = (culprit.call, culprit.code) else { return None };
-    of_everything(call, code).or_else(|| of_one(id, call, code)).map(str::to_owned)
+    let cure = if id.starts_with("host") && (call, code) == (Call::cuMemCreate, Some(CUresult::OUT_OF_MEMORY)) {
+        Some("the node has no memory, or none left: take another; `numactl --hardware` lists them")
+    } else {
+        of_everything(call, code).or_else(|| of_one(id, call, code))
+    };
+    cure.map(str::to_owned)
 }
 
 /// What has one cure, whatever was tried.
@@ -142,6 +147,8 @@ mod tests {
         check("posix_fd", Call::cuMemExportToShareableHandle, CUresult::OPERATING_SYSTEM, "ulimit -n");
         check("host_node_1", Call::cuMemCreate, CUresult::INVALID_VALUE, "SYS_NICE");
         check("host", Call::cuMemCreate, CUresult::INVALID_VALUE, "13.0");
+        check("host_node_3", Call::cuMemCreate, CUresult::OUT_OF_MEMORY, "numactl");
+        check("memory", Call::cuMemCreate, CUresult::OUT_OF_MEMORY, "nvidia-smi");
         check("peer_3", Call::cuMemSetAccess, CUresult::INVALID_VALUE, "MIG");
         check("memory", Call::cuMemAddressReserve, CUresult::OUT_OF_MEMORY, "ulimit -v");
         check("start", Call::cuInit, CUresult::SYSTEM_NOT_READY, "fabric manager");
