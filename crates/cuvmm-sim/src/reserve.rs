@@ -11,6 +11,8 @@ use crate::state::Reservation;
 
 /// The most that one reservation can have.
 const MOST: u64 = 1 << 46;
+/// A hint of less is never granted: 256 MiB was refused where it was asked.
+const LEAST_GRANTED: u64 = 4 << 30;
 /// What is smaller is made in an arena, where a driver has such.
 const LEAST_OUTSIDE_ARENAS: u64 = 30 << 20;
 
@@ -36,7 +38,7 @@ pub(crate) fn reserve(
     if bytes > MOST || session.reserved_bytes.checked_add(bytes).is_none_or(|total| total > window) {
         return Err(CUresult::OUT_OF_MEMORY);
     }
-    let range = match (hint.0, habit(session, bytes)) {
+    let range = match (hint.0, habit(session, hint.0, bytes)) {
         (0, _) => session.placer.place(bytes, alignment),
         (hint, Hints::Elsewhere) => match session.placer.place(bytes, alignment) {
             // Held while another place is looked for.
@@ -58,13 +60,14 @@ pub(crate) fn reserve(
 }
 
 /// What becomes of a hint for so many bytes.
-fn habit(session: &Session<'_>, bytes: u64) -> Hints {
+fn habit(session: &Session<'_>, hint: u64, bytes: u64) -> Hints {
     let has_context = || session.primaries.values().any(|primary| primary.context.is_some());
     let hints = match session.shared.machine.hints {
         Hints::ByPreset => session.policy.hints,
         hints => hints,
     };
     match hints {
+        Hints::Granted | Hints::Arenas if hint < LEAST_GRANTED => Hints::Elsewhere,
         Hints::Arenas if bytes < LEAST_OUTSIDE_ARENAS && has_context() => Hints::Elsewhere,
         hints => hints,
     }

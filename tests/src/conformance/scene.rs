@@ -9,12 +9,12 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
-use cuvmm_driver::{CUresult, RawDriver, Table};
-use cuvmm_sim::Simulator;
+use cuvmm_driver::{CUresult, RawDriver, Served, Table};
+use cuvmm_sim::{Machine, Simulator};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork, pipe};
@@ -55,6 +55,16 @@ pub(crate) struct Scene {
     threads: Mutex<HashMap<String, Sender<Job>>>,
 }
 
+/// A driver whose entry points a simulator names: checks ask whether there are any, and call none.
+struct AnyOther;
+
+impl Served for AnyOther {
+    fn served() -> &'static dyn RawDriver {
+        static OTHER: LazyLock<Simulator> = LazyLock::new(|| Simulator::new(Machine::h200()));
+        &*OTHER
+    }
+}
+
 /// What holds a stream up.
 #[derive(Default)]
 pub(crate) struct Gate {
@@ -67,7 +77,10 @@ impl Scene {
     pub(crate) fn new(setting: Setting, is_other_process: bool) -> Result<Arc<Self>, String> {
         let simulator = setting.machine().map(Simulator::new);
         let driver: Box<dyn RawDriver> = match &simulator {
-            Some(simulator) => Box::new(simulator.clone()),
+            Some(simulator) => {
+                simulator.serve::<AnyOther>();
+                Box::new(simulator.clone())
+            }
             None => Box::new(Table::load().map_err(|error| format!("no driver: {error}"))?),
         };
         Ok(Arc::new(Self {

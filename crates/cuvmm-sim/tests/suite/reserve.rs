@@ -55,6 +55,15 @@ fn an_occupied_hint_gives_another_address() {
 }
 
 #[test]
+fn a_low_hint_and_one_that_no_process_has_give_another_address() {
+    for gpu in Gpu::both() {
+        for hint in [1 << 28, 1 << 48, 1 << 63] {
+            assert_ne!(gpu.reserve(64 * MIB, 0, hint).unwrap(), hint);
+        }
+    }
+}
+
+#[test]
 fn a_misaligned_hint_is_refused() {
     for gpu in Gpu::both() {
         let free = gpu.reserve(UNIT, 0, 0).unwrap() + UNIT as u64;
