@@ -245,10 +245,13 @@ pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<Info> 
     let status = if capture.active { CUstreamCaptureStatus::ACTIVE } else { CUstreamCaptureStatus::INVALIDATED };
     let graph = CUgraph(std::ptr::without_provenance_mut(capture.graph as usize));
     let (number, count) = (part.capture, part.after.len());
-    let named: Box<[CUgraphNode]> = part.after.into_iter().map(graph::value_of).collect();
-    let dependencies = if count > 0 { named.as_ptr() } else { std::ptr::null() };
-    if let Some(stream) = session.streams.get_mut(&id) {
+    let named = part.after.into_iter().map(graph::value_of).collect();
+    let mut dependencies = std::ptr::null();
+    if let Some(stream) = session.streams.get_mut(&id)
+        && count > 0
+    {
         stream.dependencies = named;
+        dependencies = stream.dependencies.as_ptr();
     }
     Ok(Info { status, number, graph, dependencies, count })
 }

@@ -235,11 +235,15 @@ pub(crate) fn launch(session: &mut Session<'_>, graph: CUgraphExec, stream: CUst
     let run = Run { work: found.work.clone(), _objects: found.objects.clone(), after: found.last };
     let (stream, _) = session.working_stream(stream)?;
     context::current(session)?;
+    let work = Work::Graph(run);
+    if work.runs(&|module| !session.modules.contains_key(&module)) {
+        session.violation("a graph runs a function of a module that is not loaded any more");
+        return Err(CUresult::INVALID_VALUE);
+    }
     if capture::enter(session, stream)?.is_some() {
-        session.record(stream, Work::Graph(Run { after: None, ..run }));
+        session.record(stream, work.alone());
         return Ok(());
     }
-    let work = Work::Graph(run);
     let spans = work.spans();
     let number = session.enqueue(stream, work, spans, false)?;
     if let Some(found) = session.executables.get_mut(&id) {

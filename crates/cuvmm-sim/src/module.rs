@@ -75,8 +75,7 @@ pub(crate) fn function(session: &mut Session<'_>, module: CUmodule, name: &In<c_
 
 pub(crate) fn unload(session: &mut Session<'_>, module: CUmodule) -> Answer {
     let id = named(session, module.0.addr() as u64)?;
-    let runs = |work: &Work| work.runs(id);
-    if session.streams.values().flat_map(|stream| &stream.queue).any(|job| runs(&job.work)) {
+    if session.streams.values().flat_map(|stream| &stream.queue).any(|job| job.work.runs(&|module| module == id)) {
         session.violation("a module is unloaded under queued work");
     }
     session.modules.remove(&id);

@@ -1,7 +1,7 @@
 //! Streams: queues of numbered jobs, and what waits for them.
 //!
 //! Every job has a number that grows with submission. A job starts when the earlier ones of its stream have ended,
-//! and those that its stream's kind or an event makes it wait for; as these all have lower numbers, there is always
+//! and those that its stream's kind, an event or its graph's last launch makes it wait for; as these all have lower numbers, there is always
 //! one that can start.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -36,7 +36,7 @@ pub(crate) struct Stream {
     pub(crate) last: u64,
     pub(crate) capture: Option<capture::Part>,
     /// The nodes that a call named as what its next one comes after.
-    pub(crate) dependencies: Box<[CUgraphNode]>,
+    pub(crate) dependencies: Vec<CUgraphNode>,
 }
 
 /// What a stream is.
@@ -87,7 +87,7 @@ impl State {
             destroyed: false,
             last: 0,
             capture: None,
-            dependencies: Box::default(),
+            dependencies: Vec::new(),
         };
         self.streams.insert(id, stream);
         id

@@ -180,11 +180,19 @@ impl Work {
         }
     }
 
-    /// Whether it runs a function of a module.
-    pub(crate) fn runs(&self, module: u64) -> bool {
+    /// The same without waiting for a job that has to end before it.
+    pub(crate) fn alone(self) -> Self {
         match self {
-            Self::Kernel(launch) => launch.module == module,
-            Self::Graph(run) => run.work.iter().any(|work| work.runs(module)),
+            Self::Graph(run) => Self::Graph(Run { after: None, ..run }),
+            other => other,
+        }
+    }
+
+    /// Whether it runs a function of such a module.
+    pub(crate) fn runs(&self, such: &impl Fn(u64) -> bool) -> bool {
+        match self {
+            Self::Kernel(launch) => such(launch.module),
+            Self::Graph(run) => run.work.iter().any(|work| work.runs(such)),
             _ => false,
         }
     }

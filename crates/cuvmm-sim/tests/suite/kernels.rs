@@ -317,6 +317,21 @@ fn a_module_is_not_to_be_unloaded_under_its_kernels() {
 }
 
 #[test]
+fn a_graph_is_not_to_outlive_the_modules_of_its_kernels() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        let (module, stream) = (gpu.load(kernels::PTX).unwrap(), gpu.stream(NON_BLOCKING));
+        assert_eq!(gpu.begin(stream, CUstreamCaptureMode::GLOBAL), 0);
+        assert_eq!(gpu.run(gpu.function(module, kernels::FILL).unwrap(), stream, &[0, 0, 0]), 0);
+        let executable = gpu.instantiate(gpu.end(stream).unwrap());
+        assert_eq!([gpu.launch(executable, stream), gpu.synchronize(stream), gpu.unload(module)], [0; 3]);
+        assert_eq!(gpu.violations(), [""; 0]);
+        assert_eq!(gpu.launch(executable, stream), 1);
+        assert_eq!(gpu.violations().len(), 1);
+    }
+}
+
+#[test]
 fn a_captured_kernel_runs_when_its_graph_does() {
     for gpu in Gpu::both() {
         let gpu = gpu.with_context();
