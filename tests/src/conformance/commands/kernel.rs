@@ -4,6 +4,7 @@ use std::ffi::{CString, c_void};
 
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
+use cuvmm_sim::kernels::{FILL, PTX, READ, SPIN};
 
 use super::{Args, Entry, Reply};
 
@@ -18,13 +19,10 @@ pub(super) const TABLE: &[Entry] = &[
     Entry::call("spin", spin),
 ];
 
-/// The test kernels.
-const KERNELS: &str = concat!(include_str!("../kernels.ptx"), "\0");
-
 fn module(args: &mut Args<'_>) -> Result<Reply, String> {
     let image = match args.option_word("image") {
         Some(text) => CString::new(text).map_err(|error| error.to_string())?,
-        None => CString::from_vec_with_nul(KERNELS.into()).map_err(|error| error.to_string())?,
+        None => PTX.to_owned(),
     };
     let mut module = CUmodule::NULL;
     let output = args.output(&mut module)?;
@@ -49,11 +47,11 @@ fn unload(args: &mut Args<'_>) -> Result<Reply, String> {
 /// Loads the test kernels in the current context, for `fill`, `read` and `spin`.
 fn kernels(args: &mut Args<'_>) -> Result<Reply, String> {
     let mut module = CUmodule::NULL;
-    let code = call!(args, cuModuleLoadData(&raw mut module, KERNELS.as_ptr().cast::<c_void>()));
+    let code = call!(args, cuModuleLoadData(&raw mut module, PTX.as_ptr().cast::<c_void>()));
     if !code.is_success() {
         return Ok(Reply::code(code));
     }
-    for (name, symbol) in [("fill", c"fill"), ("read", c"read"), ("spin", c"spin")] {
+    for (name, symbol) in [("fill", FILL), ("read", READ), ("spin", SPIN)] {
         let mut function = CUfunction::NULL;
         let code = call!(args, cuModuleGetFunction(&raw mut function, module, symbol.as_ptr()));
         if !code.is_success() {
