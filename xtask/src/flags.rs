@@ -16,6 +16,15 @@ xflags::xflags! {
         }
         /// Run programs that are not ours on the stand-in library of the simulated driver.
         cmd interop {}
+        /// Make random calls on the simulated driver: many, with several seeds.
+        cmd soak {
+            /// How many calls each machine gets.
+            optional --calls calls: u64
+            /// The first seed.
+            optional --seed seed: u64
+            /// How many seeds.
+            optional --seeds seeds: u64
+        }
         /// Check the rules that the workspace holds itself to.
         cmd tidy {}
         /// Package every crate as for publishing, and build each from its package.

@@ -93,6 +93,26 @@ fn a_granted_peer_uses_the_memory_from_its_own_context() {
 }
 
 #[test]
+fn enabling_a_peer_grants_nothing_and_is_done_once() {
+    let gpu = Gpu::new(Machine::h200_pair());
+    let first = gpu.enter(0);
+    let buffer = gpu.buffer(UNIT);
+    let second = gpu.enter(1);
+    // SAFETY: numbers alone.
+    let enable = |context, flags| unsafe { gpu.raw().cuCtxEnablePeerAccess(context, flags) }.0;
+    assert_eq!([enable(first, 1), enable(second, 0), enable(first, 0), enable(first, 0)], [1, 1, 0, 704]);
+    assert_eq!(gpu.write(buffer.address, b"x"), 1, "its own grant is what counts");
+    assert_eq!(gpu.access(CUmemLocation::device(1), buffer.address), Ok(0));
+
+    let mut strangers = Machine::h200_pair();
+    strangers.devices.iter_mut().for_each(|device| device.peers.clear());
+    let gpu = Gpu::new(strangers);
+    let (first, _) = (gpu.enter(0), gpu.enter(1));
+    // SAFETY: numbers alone.
+    assert_eq!(unsafe { gpu.raw().cuCtxEnablePeerAccess(first, 0) }.0, 217);
+}
+
+#[test]
 fn access_is_asked_of_mappings_alone() {
     for gpu in Gpu::both() {
         let buffer = gpu.buffer(UNIT);

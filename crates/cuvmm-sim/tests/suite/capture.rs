@@ -248,7 +248,7 @@ fn a_capture_on_a_blocking_stream_involves_the_legacy_one() {
 }
 
 #[test]
-fn the_legacy_stream_does_not_capture() {
+fn the_legacy_stream_does_not_capture_nor_does_any_twice() {
     for gpu in Gpu::both() {
         let gpu = gpu.with_context();
         assert_eq!(gpu.begin(CUstream::LEGACY, GLOBAL), 1);
@@ -257,6 +257,7 @@ fn the_legacy_stream_does_not_capture() {
         assert_eq!(gpu.begin(stream, CUstreamCaptureMode(3)), 1);
         assert_eq!(gpu.end(stream), Err(401), "nothing was begun");
         assert_eq!(gpu.begin(CUstream::PER_THREAD, GLOBAL), 0);
+        assert_eq!(gpu.begin(CUstream::PER_THREAD, GLOBAL), 1, "it captures already");
         assert!(gpu.end(CUstream::PER_THREAD).is_ok());
     }
 }

@@ -186,6 +186,20 @@ fn fresh_memory_reads_as_the_machine_poisons_it() {
 }
 
 #[test]
+fn what_was_written_to_freed_memory_is_not_read_from_fresh_memory() {
+    for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
+        for _ in 0..3 {
+            let buffer = gpu.buffer(UNIT);
+            assert!(gpu.read(buffer.address, UNIT).unwrap().iter().all(|&byte| byte == 0xA5));
+            assert_eq!(gpu.fill(buffer.address, 0, UNIT, CUstream::LEGACY), 0);
+            assert_eq!(gpu.synchronize(CUstream::LEGACY), 0);
+            gpu.close(buffer);
+        }
+    }
+}
+
+#[test]
 fn granularity_depends_on_the_whole_property_struct() {
     let machine = Machine::h200().granularity(|properties, option| {
         let exportable = properties.requested_handle_types == CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;

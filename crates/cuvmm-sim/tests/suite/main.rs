@@ -10,6 +10,7 @@ mod common;
 mod contexts;
 mod create;
 mod dma_buf;
+mod every_call;
 mod faults;
 mod graphs;
 mod kernels;
@@ -20,4 +21,6 @@ mod resolve;
 mod share;
 mod stepping;
 mod streams;
+#[path = "../support/every_call.rs"]
+mod support;
 mod user_objects;

@@ -164,6 +164,20 @@ fn no_call_needs_or_makes_a_context() {
 }
 
 #[test]
+fn a_map_that_fails_leaves_the_range_reserved_and_empty() {
+    for gpu in Gpu::both() {
+        let address = gpu.reserve(2 * UNIT, 0, 0).unwrap();
+        let (handle, long) = (gpu.create(UNIT).unwrap(), gpu.create(2 * UNIT).unwrap());
+        assert_eq!(gpu.map(address + UNIT as u64, UNIT, handle), 0);
+        for (size, handle) in [(2 * UNIT, long), (UNIT, long), (UNIT, 0)] {
+            assert_ne!(gpu.map(address, size, handle), 0);
+            assert_eq!((gpu.retain(address), gpu.access(CUmemLocation::device(0), address)), (Err(1), Err(1)));
+        }
+        assert_eq!(gpu.map(address, UNIT, handle), 0);
+    }
+}
+
+#[test]
 fn memory_of_several_devices_lies_side_by_side() {
     for preset in [Preset::Strict, Preset::Measured] {
         let gpu = Gpu::new(Machine::h200_pair().preset(preset));

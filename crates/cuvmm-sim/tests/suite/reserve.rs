@@ -1,6 +1,6 @@
 //! Reserving and freeing addresses: rules R11 to R22.
 
-use cuvmm_driver::sys::CUdevice;
+use cuvmm_driver::sys::{CUdevice, CUdeviceptr};
 use cuvmm_sim::{Hints, Machine};
 
 use crate::common::{Gpu, MIB, UNIT};
@@ -26,6 +26,16 @@ fn alignments_are_powers_of_two_and_honoured() {
             assert_eq!(address % alignment.max(UNIT) as u64, 0, "{alignment:#x}");
             assert_eq!(gpu.free(address, UNIT), 0);
         }
+    }
+}
+
+#[test]
+fn flags_are_refused() {
+    for gpu in Gpu::both() {
+        let mut address = CUdeviceptr(7);
+        // SAFETY: the output is a local.
+        let code = unsafe { gpu.raw().cuMemAddressReserve(&raw mut address, UNIT, 0, CUdeviceptr(0), 1) };
+        assert_eq!((code.0, address.0), (1, 7));
     }
 }
 
