@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 
 use cuvmm_driver::Call;
 use cuvmm_driver::sys::*;
+use cuvmm_sim::kernels;
 
 use crate::world::{BUFFER, World, host_function, sink, source};
 
@@ -51,7 +52,11 @@ impl<T: Any + Copy + 'static> Any for *mut T {
 
 impl Any for *const c_void {
     fn any(world: &mut World<'_>) -> Self {
-        if world.numbers.one_in(16) { std::ptr::null() } else { source() }
+        match world.numbers.below(16) {
+            0 => std::ptr::null(),
+            _ if world.call == Call::cuModuleLoadData => kernels::PTX.as_ptr().cast(),
+            _ => source(),
+        }
     }
 }
 
@@ -63,6 +68,7 @@ impl Any for *mut c_void {
                 <*mut Shared>::any(world).cast()
             }
             Call::cuMemImportFromShareableHandle => world.shareable(),
+            Call::cuLaunchKernel => <*mut CUdeviceptr>::any(world).cast(),
             _ if world.numbers.one_in(16) => std::ptr::null_mut(),
             _ => sink(),
         }
@@ -184,7 +190,6 @@ macro_rules! numbers {
 numbers! {
     CUdevice_attribute below 150,
     CUdevice_P2PAttribute below 6,
-    CUpointer_attribute below 24,
     CUstream_flags below 3,
     CUevent_flags below 9,
     CUstreamCaptureMode below 4,
@@ -192,13 +197,28 @@ numbers! {
     CUmemAllocationGranularity_flags below 3,
     CUmemRangeHandleType below 3,
     CUflushGPUDirectRDMAWritesTarget below 3,
-    CUflushGPUDirectRDMAWritesScope below 300,
     CUmemAccess_flags below 5,
     CUmemLocationType below 7,
     CUmemAllocationType below 3,
     CUmemorytype below 6,
     CUdriverProcAddressQueryResult below 3,
     CUresult below 1000,
+}
+
+impl Any for CUpointer_attribute {
+    fn any(world: &mut World<'_>) -> Self {
+        match world.numbers.below(8) {
+            0 => Self(world.numbers.next() as u32),
+            1..5 if world.call == Call::cuPointerSetAttribute => Self::SYNC_MEMOPS,
+            _ => Self(world.numbers.below(24) as u32),
+        }
+    }
+}
+
+impl Any for CUflushGPUDirectRDMAWritesScope {
+    fn any(world: &mut World<'_>) -> Self {
+        Self([0, 100, 200, 300][world.numbers.below(4) as usize])
+    }
 }
 
 impl Any for CUmemAllocationHandleType {
@@ -237,7 +257,17 @@ opaque! {
     CUgraphExec: executables,
     CUuserObject: objects,
     CUmodule: modules,
-    CUfunction: functions,
+}
+
+impl Any for CUfunction {
+    /// One of those that were given, as what is near it may be one that spins.
+    fn any(world: &mut World<'_>) -> Self {
+        Self(std::ptr::without_provenance_mut(world.one_of(|seen| &seen.functions) as usize))
+    }
+
+    fn keep(self, world: &mut World<'_>) {
+        world.keep(|seen| &mut seen.functions, self.0.addr() as u64);
+    }
 }
 
 impl Any for CUstream {
@@ -325,7 +355,7 @@ impl Any for CUDA_MEMSET_NODE_PARAMS {
             pitch: world.size(),
             value: u32::any(world),
             element_size: [1, 2, 4, 3][world.numbers.below(4) as usize],
-            width: world.size(),
+            width: world.size() / 8,
             height: if world.numbers.one_in(8) { world.size() } else { 1 },
         }
     }

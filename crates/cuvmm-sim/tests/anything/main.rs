@@ -52,7 +52,7 @@ macro_rules! calls {
 for_each_call!(calls);
 
 /// What most of the calls are, so that there is something to be refused.
-const FAVOURED: [Call; 16] = [
+const FAVOURED: [Call; 20] = [
     Call::cuMemAddressReserve,
     Call::cuMemCreate,
     Call::cuMemCreate,
@@ -69,6 +69,10 @@ const FAVOURED: [Call; 16] = [
     Call::cuStreamCreate,
     Call::cuStreamEndCapture,
     Call::cuGraphLaunch,
+    Call::cuGraphRetainUserObject,
+    Call::cuModuleLoadData,
+    Call::cuModuleGetFunction,
+    Call::cuLaunchKernel,
 ];
 
 /// What ends so much that little would be left if it were as frequent as others.

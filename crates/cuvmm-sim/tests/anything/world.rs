@@ -122,13 +122,7 @@ impl<'a> World<'a> {
 
     /// One of what was seen before, something near it, or nonsense.
     pub(crate) fn like(&mut self, list: impl Fn(&Seen) -> &Vec<u64>) -> u64 {
-        let known = {
-            let Ok(seen) = self.seen.lock() else { return 0 };
-            let all = list(&seen);
-            // What is old is mostly dead.
-            let recent = if self.numbers.one_in(4) { all } else { &all[all.len().saturating_sub(6)..] };
-            if recent.is_empty() { 0 } else { recent[self.numbers.below(recent.len() as u64) as usize] }
-        };
+        let known = self.one_of(list);
         match self.numbers.below(16) {
             0 => self.numbers.next(),
             1 => 0,
@@ -136,6 +130,15 @@ impl<'a> World<'a> {
             3 => known.wrapping_add(self.numbers.below(4096)),
             _ => known,
         }
+    }
+
+    /// One of what was seen before, or 0.
+    pub(crate) fn one_of(&mut self, list: impl Fn(&Seen) -> &Vec<u64>) -> u64 {
+        let Ok(seen) = self.seen.lock() else { return 0 };
+        let all = list(&seen);
+        // What is old is mostly dead.
+        let recent = if self.numbers.one_in(4) { all } else { &all[all.len().saturating_sub(6)..] };
+        if recent.is_empty() { 0 } else { recent[self.numbers.below(recent.len() as u64) as usize] }
     }
 
     pub(crate) fn keep(&self, list: impl Fn(&mut Seen) -> &mut Vec<u64>, value: u64) {
