@@ -11,7 +11,13 @@ use crate::context;
 use crate::copy::{self, Side};
 use crate::session::{Answer, Session};
 use crate::user_object::Object;
-use crate::work::{HostCall, Run, Work};
+use crate::work::{Extent, HostCall, Run, Work};
+
+/// The most nodes that a graph may come to, with those of the graphs that it launches: a graph that launches another
+/// twice, and is launched twice itself, and so on, is soon too much for any memory.
+const MOST_NODES: usize = 1 << 20;
+/// How deep graphs may be in each other.
+const DEEPEST: usize = 128;
 
 /// A graph.
 #[derive(Default)]
@@ -34,6 +40,7 @@ struct Node {
 /// What can be launched.
 pub(crate) struct Executable {
     work: Arc<[Work]>,
+    extent: Extent,
     objects: Arc<[Arc<Object>]>,
     /// The job of its last launch.
     last: Option<u64>,
@@ -213,10 +220,14 @@ pub(crate) fn instantiate(session: &mut Session<'_>, graph: CUgraph, flags: u64)
         return Err(CUresult::INVALID_VALUE);
     }
     let graph = session.graphs.get(&id).ok_or(CUresult::INVALID_VALUE)?;
+    let extent = Extent::of(graph.nodes.iter().map(|node| &node.work));
+    if extent.nodes > MOST_NODES || extent.depth > DEEPEST {
+        return Err(CUresult::OUT_OF_MEMORY);
+    }
     let work = graph.nodes.iter().map(|node| node.work.clone()).collect();
     let objects = graph.objects.values().map(|(object, _)| object.clone()).collect();
     let executable = session.number();
-    session.executables.insert(executable, Executable { work, objects, last: None });
+    session.executables.insert(executable, Executable { work, extent, objects, last: None });
     Ok(CUgraphExec(std::ptr::without_provenance_mut(executable as usize)))
 }
 
@@ -232,7 +243,8 @@ fn executable<'a>(session: &'a mut Session<'_>, executable: CUgraphExec) -> Answ
 /// Launches an executable: after its last launch, on whatever stream that was.
 pub(crate) fn launch(session: &mut Session<'_>, graph: CUgraphExec, stream: CUstream) -> Answer {
     let (id, found) = executable(session, graph)?;
-    let run = Run { work: found.work.clone(), _objects: found.objects.clone(), after: found.last };
+    let (work, objects, after) = (found.work.clone(), found.objects.clone(), found.last);
+    let run = Run { work, extent: found.extent, _objects: objects, after };
     let (stream, _) = session.working_stream(stream)?;
     context::current(session)?;
     let work = Work::Graph(run);

@@ -43,11 +43,34 @@ pub(crate) struct Launch {
     pub(crate) module: u64,
 }
 
+/// How much work a graph comes to, with the graphs that it launches.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Extent {
+    pub(crate) nodes: usize,
+    /// How deep graphs are in each other.
+    pub(crate) depth: usize,
+}
+
+impl Extent {
+    pub(crate) fn of<'a>(nodes: impl Iterator<Item = &'a Work>) -> Self {
+        nodes.fold(Self::default(), |all, node| {
+            let one = match node {
+                Work::Graph(run) => run.extent,
+                _ => Self::default(),
+            };
+            let nodes = all.nodes.saturating_add(one.nodes).saturating_add(1);
+            Self { nodes, depth: all.depth.max(one.depth + 1) }
+        })
+    }
+}
+
 /// One launch of a graph.
 #[derive(Clone)]
 pub(crate) struct Run {
     /// Its work, in an order that keeps its dependencies.
     pub(crate) work: Arc<[Work]>,
+    /// How much work that is.
+    pub(crate) extent: Extent,
     /// What is kept alive until it has ended.
     pub(crate) _objects: Arc<[Arc<Object>]>,
     /// The launch that it comes after.
