@@ -167,6 +167,40 @@ fn a_coarser_granularity_is_kept_by_everything() {
 }
 
 #[test]
+fn nothing_is_taken_for_granted_of_a_machine() {
+    for preset in PRESETS {
+        let simulator = Simulator::new(Machine::odd().preset(preset));
+        for ordinal in 0..3 {
+            let device = simulator.driver().unwrap().device(ordinal).unwrap();
+            for (kind, granularity) in [(HandleKind::None, MIB), (HandleKind::PosixFd, 2 * MIB)] {
+                let resource = resource(&device, kind);
+                assert_eq!(resource.granularity().bytes(), granularity);
+                let buffer = resource.allocate(G + 1).unwrap();
+                assert_eq!(buffer.size(), (G + 1).next_multiple_of(granularity));
+                buffer.copy_from_host(G - 2, b"over").unwrap();
+                let mut seen = [0; 4];
+                let grown = buffer.grow(buffer.capacity() + 3 * G).unwrap();
+                grown.copy_to_host(G - 2, &mut seen).unwrap();
+                assert_eq!(&seen, b"over");
+                if kind == HandleKind::PosixFd {
+                    let alias = ipc::import(&resource, ipc::export(&grown).unwrap()).unwrap();
+                    alias.copy_from_host(G - 2, b"seen").unwrap();
+                    grown.copy_to_host(G - 2, &mut seen).unwrap();
+                    assert_eq!(&seen, b"seen");
+                    alias.close().unwrap();
+                }
+                grown.close().unwrap();
+                buffer.close().unwrap();
+            }
+        }
+        // The child that a test beside this one forks has copies of the descriptors.
+        assert!(simulator.wait_released(Instant::now() + Duration::from_secs(10)));
+        assert_eq!(simulator.live(), Live::default());
+        assert_eq!(simulator.violations(), []);
+    }
+}
+
+#[test]
 fn a_device_that_is_full_is_no_loss() {
     let (simulator, device) = start(Machine::h200().device_memory(16 * G));
     let resource = resource(&device, HandleKind::None);

@@ -120,8 +120,8 @@ impl Latency {
             Work::Grant { bytes, host: true, .. } => self.host_access * gib(bytes),
             Work::Grant { bytes, host: false, devices } => {
                 let (one, two) = (at(self.access_by_one, bytes), at(self.access_by_two, bytes));
-                // Each further one as the second, though two can cost less than one where they were measured.
-                one + (devices - 1) as f64 * (two - one)
+                // Each further one as the second, which can cost less than nothing where they were measured.
+                f64::max(one + (devices - 1) as f64 * (two - one), 0.0)
             }
             Work::Unmap { bytes } => at(self.unmap, bytes),
             Work::GiveBack { bytes } => at(self.give_back, bytes),
@@ -261,6 +261,8 @@ mod tests {
             (grant(2 * MIB, 2), 52.0),
             (grant(2 * MIB, 3), 73.0),
             (grant(16 * GIB, 2), 726.0),
+            (grant(4 * GIB, 2), 190.0),
+            (grant(4 * GIB, 1000), 0.0),
             (grant(GIB, 0), 0.1),
             (Work::Grant { bytes: GIB / 2, host: true, devices: 1 }, 19_500.0),
             (Work::Unmap { bytes: 2 * MIB }, 27.0),
