@@ -26,7 +26,7 @@ use super::run::{Answer, Event, Setting};
 use super::value::{Value, evaluate};
 
 /// How long a gate holds a stream up that nobody opens.
-const GATE: Duration = Duration::from_secs(10);
+pub(crate) const GATE: Duration = Duration::from_secs(10);
 /// How long a host function or a destructor may be waited for: longer than for a gate.
 const START: Duration = Duration::from_secs(12);
 /// How long a forked child may take.
@@ -276,10 +276,10 @@ impl Drop for Scene {
 
 impl Gate {
     /// Puts a gate into a stream.
-    pub(crate) fn close(driver: &dyn RawDriver, stream: CUstream) -> Result<Arc<Self>, CUresult> {
+    pub(crate) fn close(driver: &dyn RawDriver, stream: CUstream, longest: Duration) -> Result<Arc<Self>, CUresult> {
         let gate = Arc::new(Self::default());
         let waiting = Arc::clone(&gate);
-        let job: Job = Box::new(move || waiting.wait());
+        let job: Job = Box::new(move || waiting.wait(longest));
         let data = Box::into_raw(Box::new(job)).cast::<c_void>();
         // SAFETY: the function owns what it is given.
         let code = unsafe { driver.cuLaunchHostFunc(stream, Some(call_back), data) };
@@ -291,9 +291,9 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    fn wait(&self) {
+    fn wait(&self, longest: Duration) {
         let guard = self.is_open.lock().unwrap();
-        drop(self.opened.wait_timeout_while(guard, GATE, |is_open| !*is_open).unwrap());
+        drop(self.opened.wait_timeout_while(guard, longest, |is_open| !*is_open).unwrap());
     }
 }
 

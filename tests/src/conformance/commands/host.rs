@@ -16,6 +16,8 @@ pub(super) const TABLE: &[Entry] = &[
     Entry::other("open", open),
     Entry::other("equal", equal),
     Entry::other("less", less),
+    Entry::other("aligned", aligned),
+    Entry::other("host_pages", host_pages),
     Entry::other("sleep", sleep),
     Entry::other("host_read", host_read),
     Entry::other("host_write", host_write),
@@ -45,6 +47,18 @@ fn equal(args: &mut Args<'_>) -> Result<Reply, String> {
 
 fn less(args: &mut Args<'_>) -> Result<Reply, String> {
     Ok(Reply::yes_or_no(args.value()? < args.value()?))
+}
+
+fn aligned(args: &mut Args<'_>) -> Result<Reply, String> {
+    Ok(Reply::yes_or_no(args.value()?.is_multiple_of(args.value()?)))
+}
+
+/// Addresses that the host uses, never given back, as aligned as a hint must be.
+fn host_pages(args: &mut Args<'_>) -> Result<Reply, String> {
+    const UNIT: usize = 2 << 20;
+    let size = args.size()?;
+    let buffer = vec![0_u8; size + UNIT].leak();
+    Ok(Reply::done().output(buffer.as_ptr().addr().next_multiple_of(UNIT) as u64))
 }
 
 fn sleep(args: &mut Args<'_>) -> Result<Reply, String> {

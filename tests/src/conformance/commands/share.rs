@@ -20,6 +20,7 @@ pub(super) const TABLE: &[Entry] = &[
     Entry::other("close", close),
     Entry::other("file", file),
     Entry::other("memfd", memfd),
+    Entry::other("duplicate", duplicate),
     Entry::other("limit_files", limit_files),
     Entry::other("process", process),
     Entry::other("send", send),
@@ -96,6 +97,12 @@ fn file(args: &mut Args<'_>) -> Result<Reply, String> {
 fn memfd(args: &mut Args<'_>) -> Result<Reply, String> {
     let file = memfd_create(c"conformance", MFdFlags::MFD_CLOEXEC).map_err(|error| error.to_string())?;
     Ok(Reply::done().output_of(kept(args, file)))
+}
+
+fn duplicate(args: &mut Args<'_>) -> Result<Reply, String> {
+    let number = args.file()?;
+    let copy = args.scene.files.lock().unwrap().get(&number).ok_or("it was closed")?.try_clone();
+    Ok(Reply::done().output_of(kept(args, copy.map_err(|error| error.to_string())?)))
 }
 
 fn limit_files(args: &mut Args<'_>) -> Result<Reply, String> {

@@ -1,11 +1,16 @@
 //! Streams, events, captures and host functions.
 
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 
 use super::context::bits;
 use super::{Args, Entry, Reply};
-use crate::conformance::scene::{Gate, nothing};
+use crate::conformance::scene::{GATE, Gate, fire, nothing};
 use crate::conformance::value::{Kind, Value};
 
 pub(super) const TABLE: &[Entry] = &[
@@ -28,6 +33,8 @@ pub(super) const TABLE: &[Entry] = &[
     Entry::call("destroy_event", destroy_event),
     Entry::call("host_function", host_function),
     Entry::call("gate", gate),
+    Entry::call("mark", mark),
+    Entry::other("marked", marked),
 ];
 
 fn stream(args: &mut Args<'_>) -> Result<Reply, String> {
@@ -170,7 +177,11 @@ fn host_function(args: &mut Args<'_>) -> Result<Reply, String> {
 
 fn gate(args: &mut Args<'_>) -> Result<Reply, String> {
     let stream = args.stream()?;
-    match Gate::close(args.driver(), stream) {
+    let longest = match args.option("ms", 0)? {
+        0 => GATE,
+        milliseconds => Duration::from_millis(milliseconds).min(GATE),
+    };
+    match Gate::close(args.driver(), stream, longest) {
         Ok(gate) => {
             let mut gates = args.scene.gates.lock().unwrap();
             gates.push(gate);
@@ -179,4 +190,23 @@ fn gate(args: &mut Args<'_>) -> Result<Reply, String> {
         }
         Err(code) => Ok(Reply::code(code).output(u64::MAX)),
     }
+}
+
+/// Queues a host function that leaves a mark.
+fn mark(args: &mut Args<'_>) -> Result<Reply, String> {
+    let stream = args.stream()?;
+    let flag = Arc::new(AtomicBool::new(false));
+    // Its share is given back by the function, and else never.
+    let data = Arc::into_raw(Arc::clone(&flag)).cast_mut().cast::<c_void>();
+    let code = call!(args, cuLaunchHostFunc(stream, Some(fire), data));
+    // The share keeps that address from anything else.
+    args.scene.fired.lock().unwrap().insert(data.addr(), flag);
+    Ok(Reply::code(code).output(data.addr() as u64))
+}
+
+/// Whether the mark was left.
+fn marked(args: &mut Args<'_>) -> Result<Reply, String> {
+    let mark = args.size()?;
+    let flag = args.scene.fired.lock().unwrap().get(&mark).cloned().ok_or("no such mark")?;
+    Ok(Reply::yes_or_no(flag.load(Ordering::SeqCst)))
 }
