@@ -20,10 +20,33 @@ pub use run::{Answer, Asked, Driver, ask, ask_all, can_ask, difference, equals};
 macro_rules! for_each_section {
     ($callback:ident) => {
         $callback! {
+            init
             reserve
+            free
+            create
             map
-            streams
+            unmap
+            access
+            handles
+            share
             processes
+            accounting
+            host
+            pointers
+            copies
+            kernels
+            order
+            streams
+            events
+            capture
+            graphs
+            user_objects
+            callbacks
+            contexts
+            fabric
+            peers
+            threads
+            limits
         }
     };
 }
