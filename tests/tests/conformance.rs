@@ -7,6 +7,9 @@
 
 use cuvmm_tests::conformance::{self, Asked, Check, Driver};
 
+/// How many checks there are at least.
+const LEAST: usize = 180;
+
 macro_rules! declare {
     ($($section:ident)*) => {
         mod measured {
@@ -72,6 +75,24 @@ mod gpu {
         })
         .collect()
     }
+}
+
+#[test]
+fn every_file_is_a_section() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/conformance");
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut files: Vec<String> = names.filter_map(|name| name.strip_suffix(".checks").map(str::to_owned)).collect();
+    let mut sections: Vec<String> =
+        conformance::sections().unwrap().into_iter().map(|section| section.name.to_owned()).collect();
+    files.sort_unstable();
+    sections.sort_unstable();
+    assert_eq!(files, sections);
+}
+
+#[test]
+fn no_less_is_asked_than_was_once() {
+    let checks: usize = conformance::sections().unwrap().iter().map(|section| section.checks.len()).sum();
+    assert!(checks >= LEAST, "{checks} checks, {LEAST} at least");
 }
 
 /// The checks that were answered otherwise than written, in words.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, recvmsg, sendmsg,
@@ -201,6 +202,8 @@ pub fn play_part() {
     let Ok(part) = std::env::var(PART) else { return };
     // The process that asks may end first, by being killed.
     let _ = set_pdeathsig(Signal::SIGKILL);
+    // A crash is an answer, of which nobody wants the memory.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     let socket = io::stdin().as_fd().try_clone_to_owned().expect("a socket at standard input");
     if let Err(error) = play(&part, socket.as_fd()) {
         let _ = send(socket.as_fd(), &Event::Broken(usize::MAX, error).to_text(), None);
