@@ -116,7 +116,7 @@ fn escaped(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// Every line of every check with what each driver answered.
+/// Every line of every check with what each driver answered, and what the check says where a GPU says otherwise.
 fn every_answer(sections: &[Section], answers: &AllAnswers) -> String {
     let mut text = String::new();
     for section in sections {
@@ -134,7 +134,11 @@ fn every_answer(sections: &[Section], answers: &AllAnswers) -> String {
                     Some(answer) => format!("{name} {}", answer.text),
                     None => format!("{name} -"),
                 });
-                let _ = writeln!(text, "    {:4}  {} -> {}", line.number, line.text, said.join(" | "));
+                let written = line.expected.as_ref().map_or("", |expected| expected.measured.as_str());
+                let is_as_written = answers.gpu.answers.get(index).is_some_and(|answer| equals(written, answer));
+                let otherwise = if is_as_written { String::new() } else { format!(", but written {written}") };
+                let said = said.join(" | ");
+                let _ = writeln!(text, "    {:4}  {} -> {said}{otherwise}", line.number, line.text);
             }
             for (name, asked) in asked {
                 if let Some(broken) = &asked.broken {
@@ -219,6 +223,9 @@ needs devices=2
         assert_eq!(rows[2], ("three".to_owned(), not_asked_cell(&sections[0].checks[2])));
         let log = every_answer(&sections, &answers);
         assert!(log.contains("reserve 0 -> gpu crash | measured 1 (undefined) | strict 1\n"), "{log}");
+        let other = Answers { gpu: asked(&["1"]), measured: asked(&["0"]), strict: asked(&["1"]) };
+        let log = every_answer(&sections, &AllAnswers::from([("two".to_owned(), other)]));
+        assert!(log.contains("reserve 0 -> gpu 1 | measured 0 | strict 1, but written 0\n"), "{log}");
     }
 
     #[test]
