@@ -25,6 +25,7 @@ mod module;
 mod placer;
 mod pointer;
 mod policy;
+mod process;
 mod profiles;
 mod raw;
 mod reserve;

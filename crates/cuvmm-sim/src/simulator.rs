@@ -9,6 +9,7 @@ use cuvmm_driver::{CUresult, Call, Driver, Error};
 
 use crate::live::{Live, Violation};
 use crate::machine::Machine;
+use crate::process;
 use crate::resolve::EntryPoint;
 use crate::session::{Answer, Session};
 use crate::state::{Home, State};
@@ -67,7 +68,7 @@ impl Shared {
     }
 
     pub(crate) fn mark_initialized(&self) {
-        self.process.store(std::process::id(), Ordering::Release);
+        self.process.store(process::id(), Ordering::Release);
     }
 
     pub(crate) fn device_has(&self, ordinal: i32, attribute: CUdevice_attribute) -> bool {
@@ -86,7 +87,7 @@ impl Shared {
     }
 
     fn is_ours(&self) -> bool {
-        self.process.load(Ordering::Acquire) == std::process::id()
+        self.process.load(Ordering::Acquire) == process::id()
     }
 }
 
@@ -104,6 +105,7 @@ impl Drop for Handle {
 impl Simulator {
     /// A driver of `machine` that nobody has started yet.
     pub fn new(machine: Machine) -> Self {
+        process::keep_id();
         let state = Mutex::new(State::new(machine.preset.policy(), machine.latency));
         let shared = Shared {
             machine,

@@ -105,12 +105,20 @@ impl State {
             return false;
         }
         let before = |other: &Stream| other.queue.front().is_some_and(|first| first.number < job.number);
-        let mut others = self.streams.values().filter(|other| other.context == stream.context);
+        let held = |other: &Stream| {
+            other.context == stream.context && other.kind != Kind::Legacy && other.blocking && before(other)
+        };
         match stream.kind {
-            Kind::Legacy => !others.any(|other| other.kind != Kind::Legacy && other.blocking && before(other)),
-            _ if stream.blocking => !others.any(|other| other.kind == Kind::Legacy && before(other)),
+            Kind::Legacy => !self.streams.values().any(held),
+            _ if stream.blocking => !self.legacy_of(stream.context).is_some_and(before),
             _ => true,
         }
+    }
+
+    /// The legacy default stream of a context, once something used it.
+    fn legacy_of(&self, context: u64) -> Option<&Stream> {
+        let id = self.contexts.get(&context)?.legacy?;
+        self.streams.get(&id)
     }
 
     /// These jobs, and those without whose end they can't end.
@@ -305,8 +313,10 @@ impl Session<'_> {
     /// The jobs that a wait for this stream is a wait for.
     fn awaited(&self, id: u64) -> Vec<u64> {
         let Some(stream) = self.streams.get(&id) else { return Vec::new() };
-        let legacy = stream.kind == Kind::Legacy;
-        let also = |other: &Stream| legacy && other.context == stream.context && other.blocking;
+        if stream.kind != Kind::Legacy {
+            return vec![stream.last];
+        }
+        let also = |other: &Stream| other.context == stream.context && other.blocking;
         self.streams
             .iter()
             .filter(|(other_id, other)| **other_id == id || also(other))
