@@ -1,9 +1,11 @@
 //! Processes that play a part of a check: the test program, begun again, at the other end of a socket.
 //!
 //! # Safety
-//! A descriptor that arrives is nobody else's. A process that has played its part ends at once.
+//! A descriptor that arrives is nobody else's. A process that has played its part ends at once. Fabric handles that a
+//! value points at are never given back.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt;
@@ -34,6 +36,11 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const STEP: Duration = Duration::from_secs(20);
 /// The most that a packet holds.
 const PACKET: usize = 4096;
+/// What another process says once it has a value.
+const SET: &str = "set";
+
+/// The descriptors that a check has open, by number.
+pub(crate) type Files = HashMap<RawFd, OwnedFd>;
 
 /// A process that plays a part. It is killed when dropped.
 pub(crate) struct OtherProcess {
@@ -87,11 +94,11 @@ impl OtherProcess {
         }
     }
 
-    /// Gives it a value as the variable `name`.
-    pub(crate) fn give(&self, name: &str, value: Value) -> Result<(), String> {
-        let (text, file) = wrap(value)?;
-        let reply = self.exchange(&format!("set {name} {text}"), file)?;
-        reply.map(drop).ok_or_else(|| "the other process is gone".to_owned())
+    /// Gives it a value as the variable `name`; a descriptor is one of `files`.
+    pub(crate) fn give(&self, name: &str, value: Value, files: &Files) -> Result<(), String> {
+        let (text, file) = wrap(value, files)?;
+        let reply = self.exchange(&format!("set {name} {text}"), file)?.ok_or("the other process is gone")?;
+        if reply.text == SET { Ok(()) } else { Err(format!("in the other process: {}", reply.text)) }
     }
 
     /// Takes the value of its variable `name`.
@@ -155,15 +162,15 @@ impl Drop for OtherProcess {
     }
 }
 
-/// A value in words, and the descriptor that goes with it.
-fn wrap(value: Value) -> Result<(String, Option<BorrowedFd<'static>>), String> {
+/// A value in words, and the descriptor that goes with it, which is one of `files`.
+fn wrap(value: Value, files: &Files) -> Result<(String, Option<BorrowedFd<'_>>), String> {
     match value.kind {
         Kind::Gate => Err("a gate stays in its process".to_owned()),
         Kind::Number => Ok((format!("number {}", value.bits), None)),
         Kind::File => {
-            // SAFETY: the check has it open: a value of this kind is made for such alone.
-            let file = unsafe { BorrowedFd::borrow_raw(value.bits as RawFd) };
-            Ok(("file".to_owned(), Some(file)))
+            let number = value.bits as RawFd;
+            let file = files.get(&number).ok_or_else(|| format!("the descriptor {number} was closed"))?;
+            Ok(("file".to_owned(), Some(file.as_fd())))
         }
         Kind::Fabric => {
             let handle = std::ptr::with_exposed_provenance::<[u8; 64]>(value.bits as usize);
@@ -243,14 +250,23 @@ fn serve(scene: &Arc<Scene>, socket: BorrowedFd<'_>) -> Result<(), String> {
     while let Some(packet) = receive(socket).map_err(|error| error.to_string())? {
         let (order, rest) = packet.text.split_once(' ').unwrap_or((&packet.text, ""));
         let said = match order {
-            "do" => do_step(scene, rest).map(|text| (text, None)),
-            "set" => set(scene, rest, packet.file).map(|()| ("set".to_owned(), None)),
-            _ => scene.evaluate(rest).and_then(wrap),
+            "do" => do_step(scene, rest).map(|text| send(socket, &text, None)),
+            "set" => set(scene, rest, packet.file).map(|()| send(socket, SET, None)),
+            "get" => send_value(scene, rest, socket),
+            _ => Err(format!("no such order: {order}")),
         };
-        let (text, file) = said.unwrap_or_else(|error| (format!("broken: {error}"), None));
-        send(socket, &text, file).map_err(|error| error.to_string())?;
+        let sent = said.unwrap_or_else(|error| send(socket, &format!("broken: {error}"), None));
+        sent.map_err(|error| error.to_string())?;
     }
     Ok(())
+}
+
+/// Sends a value; whether it was sent, or why there is none.
+fn send_value(scene: &Scene, name: &str, socket: BorrowedFd<'_>) -> Result<Result<(), Errno>, String> {
+    let value = scene.evaluate(name)?;
+    let files = scene.files.lock().unwrap();
+    let (text, file) = wrap(value, &files)?;
+    Ok(send(socket, &text, file))
 }
 
 fn do_step(scene: &Arc<Scene>, text: &str) -> Result<String, String> {
@@ -315,5 +331,25 @@ mod tests {
         check(1, None, Some("3,2"), "3");
         check(2, Some(1), Some("GPU-a,GPU-b,GPU-c"), "GPU-b");
         check(1, None, Some(""), "0");
+    }
+
+    #[test]
+    fn a_descriptor_that_was_closed_is_not_sent() {
+        let closed = Value { bits: 900, kind: Kind::File };
+        assert_eq!(wrap(closed, &Files::new()).unwrap_err(), "the descriptor 900 was closed");
+    }
+
+    #[test]
+    fn a_value_that_another_process_cannot_take_is_told() {
+        let (socket, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let other = OtherProcess { child: Mutex::new(Command::new("true").spawn().unwrap()), socket };
+        let give = || other.give("x", Value::number(1), &Files::new());
+        for (reply, expect) in [(SET, Ok(())), ("broken: no value", Err("in the other process: broken: no value"))] {
+            send(theirs.as_fd(), reply, None).unwrap();
+            assert_eq!(give(), expect.map_err(str::to_owned));
+        }
+        drop(theirs);
+        assert_eq!(give(), Err("the other process is gone".to_owned()));
     }
 }

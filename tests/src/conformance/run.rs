@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::CUdevice_attribute;
@@ -172,7 +172,15 @@ fn ask_here(setting: Setting, check: &Check) -> Asked {
         }
     });
     let deadline = Instant::now() + LIMIT;
-    collect(check, || event.recv_timeout(deadline.saturating_duration_since(Instant::now())).map_err(|_| "hang".into()))
+    collect(check, || event.recv_timeout(deadline.saturating_duration_since(Instant::now())).map_err(no_event))
+}
+
+/// Why a simulator's check says no more. It is no answer, also where a GPU hangs: a simulator is to refuse there.
+fn no_event(reason: RecvTimeoutError) -> String {
+    match reason {
+        RecvTimeoutError::Timeout => format!("no answer within {LIMIT:?}"),
+        RecvTimeoutError::Disconnected => "its thread panicked".to_owned(),
+    }
 }
 
 /// Asks in a process, which is killed if it hangs, and may crash.
@@ -306,6 +314,21 @@ mod tests {
             assert_eq!(Event::from_text(&event.to_text()), Some(event.clone()), "{event:?}");
         }
         assert_eq!(Event::from_text("at the end"), None);
+    }
+
+    #[test]
+    fn a_gpu_may_crash_or_hang_where_it_is_asked_and_a_simulator_may_not() {
+        let text = "check some\nask \"what\"\n    sync null -> hang\n";
+        let section = super::super::parse::section("some", text, &mut Default::default()).unwrap();
+        let asked = |end: String| collect(&section.checks[0], || Err(end.clone()));
+        for end in ["crash", "hang"] {
+            assert_eq!(asked(end.to_owned()).answers, [Answer::of(end.to_owned())]);
+        }
+        for reason in [RecvTimeoutError::Timeout, RecvTimeoutError::Disconnected] {
+            let asked = asked(no_event(reason));
+            assert!(asked.answers.is_empty() && asked.broken.is_some(), "{asked:?}");
+            assert!(difference(Driver::Measured, &section.checks[0], &asked).is_some());
+        }
     }
 
     #[test]

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, RawDriver, Served, Table};
 use cuvmm_sim::{Machine, Simulator};
+use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork, pipe};
+use nix::unistd::{ForkResult, fork, pipe2};
 
 use super::commands;
 use super::parse::{Check, Step};
-use super::part::OtherProcess;
+use super::part::{Files, OtherProcess};
 use super::run::{Answer, Event, Setting};
 use super::value::{Value, evaluate};
 
@@ -44,11 +45,11 @@ pub(crate) struct Scene {
     pub(crate) driver: Box<dyn RawDriver>,
     pub(crate) variables: Mutex<HashMap<String, Value>>,
     /// The descriptors that the check has open.
-    pub(crate) files: Mutex<HashMap<i32, OwnedFd>>,
+    pub(crate) files: Mutex<Files>,
     pub(crate) gates: Mutex<Vec<Arc<Gate>>>,
     /// Whether the destructor of a user object ran.
     pub(crate) fired: Mutex<HashMap<usize, Arc<AtomicBool>>>,
-    /// The module of the test kernels and those kernels, once they are loaded.
+    /// The test kernels by name, once they are loaded.
     pub(crate) kernels: Mutex<HashMap<&'static str, CUfunction>>,
     pub(crate) processes: Mutex<HashMap<String, Arc<OtherProcess>>>,
     simulator: Option<Simulator>,
@@ -218,7 +219,7 @@ impl Scene {
     }
 
     fn in_fork(self: &Arc<Self>, step: &Step) -> Result<Answer, String> {
-        let (reader, writer) = pipe().map_err(|error| format!("no pipe: {error}"))?;
+        let (reader, writer) = pipe2(OFlag::O_CLOEXEC).map_err(|error| format!("no pipe: {error}"))?;
         // SAFETY: the child makes one step, in which nothing takes a lock that another thread can have held, writes
         // its answer, and ends without unwinding.
         match unsafe { fork() }.map_err(|error| format!("no child: {error}"))? {
@@ -232,6 +233,8 @@ impl Scene {
                 unsafe { nix::libc::_exit(0) }
             }
             ForkResult::Parent { child } => {
+                // A child that ended without a word is not to be waited for.
+                drop(writer);
                 let deadline = Instant::now() + CHILD;
                 loop {
                     match waitpid(child, Some(WaitPidFlag::WNOHANG)) {

@@ -43,7 +43,8 @@ fn dtod(args: &mut Args<'_>) -> Result<Reply, String> {
 fn host_side(args: &mut Args<'_>, name: &str, bytes: usize) -> Result<*mut c_void, String> {
     let host = args.scene.evaluate("host")?.bits;
     let address = args.option(name, host)?;
-    let is_inside = address.checked_sub(host).is_some_and(|offset| offset as usize + bytes <= HOST_BUFFER);
+    let end = address.checked_sub(host).and_then(|offset| (offset as usize).checked_add(bytes));
+    let is_inside = end.is_some_and(|end| end <= HOST_BUFFER);
     if address != 0 && !is_inside {
         return Err("more than there is of the host buffer".to_owned());
     }

@@ -134,7 +134,7 @@ fn new_name<'a>(args: &mut Args<'a>) -> Result<&'a str, String> {
 fn send(args: &mut Args<'_>) -> Result<Reply, String> {
     let (process, value) = (args.word()?, args.any()?);
     let name = new_name(args)?;
-    args.scene.process(process)?.give(name, value)?;
+    args.scene.process(process)?.give(name, value, &args.scene.files.lock().unwrap())?;
     Ok(Reply::done())
 }
 
