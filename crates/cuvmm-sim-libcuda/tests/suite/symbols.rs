@@ -143,9 +143,14 @@ fn no_call_lacks_its_per_thread_form() {
     assert_eq!(missing.collect::<Vec<_>>(), [&Call::cuGetProcAddress; 0]);
 }
 
-/// The null stream of a per-thread form can be captured, as the legacy default stream cannot.
+/// In a process of its own: what other tests copy by the legacy default stream meanwhile would end the capture.
 #[test]
 fn per_thread_forms_take_the_threads_own_stream() {
+    stand_in::alone("symbols::per_thread_forms_take_the_threads_own_stream", &[], capture_and_copy_on_the_own_stream);
+}
+
+/// The null stream of a per-thread form can be captured, as the legacy default stream cannot.
+fn capture_and_copy_on_the_own_stream() {
     type CopyOnStream = unsafe extern "C" fn(CUdeviceptr, *const c_void, usize, CUstream) -> CUresult;
     type Synchronize = unsafe extern "C" fn(CUstream) -> CUresult;
     type Fill = unsafe extern "C" fn(CUdeviceptr, u8, usize) -> CUresult;
@@ -161,7 +166,6 @@ fn per_thread_forms_take_the_threads_own_stream() {
             std::mem::transmute(export(&library, c"cuStreamBeginCapture_v2_ptsz"));
         let end: unsafe extern "C" fn(CUstream, *mut CUgraph) -> CUresult =
             std::mem::transmute(export(&library, c"cuStreamEndCapture_ptsz"));
-        // The legacy default stream cannot be captured; a thread's own can.
         assert_eq!(begin(CUstream::NULL, CUstreamCaptureMode::THREAD_LOCAL), CUresult::SUCCESS);
         let code = driver.raw().cuStreamIsCapturing(CUstream::PER_THREAD, &raw mut own);
         assert_eq!((code, own), (CUresult::SUCCESS, CUstreamCaptureStatus::ACTIVE));
