@@ -21,8 +21,14 @@ const PYTHON: [u32; 2] = [3, 10];
 /// The variables that the program is run with, one each time.
 const RUNS: &[(&str, &str)] =
     &[("CUVMM_SIM_PRESET", "strict"), ("CUVMM_SIM_PRESET", "measured"), (PER_THREAD_STREAMS, "1")];
+/// What stands before the counts in a line of the log.
+const ALIVE: &str = "; alive: ";
+/// How many processes the program has.
+const PROCESSES: usize = 2;
 /// Has the bindings look for the per-thread forms of calls.
 const PER_THREAD_STREAMS: &str = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM";
+
+/// Runs the program on the stand-in once for each of `RUNS`, and demands that it breaks no rule and gives everything back.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let folder = sh.current_dir().join(FOLDER);
     let libraries = install_library(sh, &folder)?;
@@ -119,12 +125,21 @@ fn judge_python(version: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks what every process that ran on the stand-in left in its log.
+/// Checks what every process that ran on the stand-in left in its log: no violation, and nothing alive.
 fn judge_log(log: &str) -> Result<()> {
-    ensure!(!log.is_empty(), "the stand-in's log is empty");
+    let processes = log.lines().filter(|line| line.contains(ALIVE)).count();
+    ensure!(processes >= PROCESSES, "{processes} processes ran on the stand-in, not {PROCESSES}:\n{log}");
     let wrong: Vec<&str> = log.lines().filter(|line| !line.contains("]: 0 violations; ")).collect();
     ensure!(wrong.is_empty(), "the program did what the driver's documentation forbids:\n{}", wrong.join("\n"));
+    let left: Vec<&str> = log.lines().filter(|line| is_anything_alive(line)).collect();
+    ensure!(left.is_empty(), "the program did not give everything back:\n{}", left.join("\n"));
     Ok(())
+}
+
+/// Whether a line of the log counts anything that is alive.
+fn is_anything_alive(line: &str) -> bool {
+    let counts = line.split_once(ALIVE).map_or("", |(_, counts)| counts);
+    counts.contains(|letter: char| letter.is_ascii_digit() && letter != '0')
 }
 
 #[cfg(test)]
@@ -155,13 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn violations_in_the_log_are_told() {
-        let clean = "cuvmm-sim[7]: 0 violations; alive: Live {}\n";
-        assert!(judge_log(clean).is_ok());
-        assert!(judge_log("").is_err());
-        let wrong =
-            format!("{clean}cuvmm-sim[8]: violation: cuMemUnmap: a hole\ncuvmm-sim[8]: 1 violations; alive: \n");
-        let error = judge_log(&wrong).unwrap_err().to_string();
+    fn violations_and_what_is_left_in_the_log_are_told() {
+        let clean = "cuvmm-sim[7]: 0 violations; alive: Live { mappings: 0, device_bytes: {} }\n";
+        let refused = |second: &str| judge_log(&format!("{clean}{second}")).unwrap_err().to_string();
+        assert!(judge_log(&format!("{clean}{clean}")).is_ok());
+        assert!(refused("").contains("1 processes ran"));
+        let error = refused("cuvmm-sim[8]: violation: cuMemUnmap: a hole\ncuvmm-sim[8]: 1 violations; alive: \n");
         assert!(error.contains("a hole") && !error.contains("[7]"), "{error}");
+        let error = refused("cuvmm-sim[8]: 0 violations; alive: Live { mappings: 10 }\n");
+        assert!(error.contains("mappings: 10") && !error.contains("[7]"), "{error}");
     }
 }
