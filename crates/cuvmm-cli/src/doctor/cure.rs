@@ -57,7 +57,14 @@ fn of_one(id: &str, call: Call, code: Option<CUresult>) -> Option<&'static str> 
         ("fabric", Call::cuMemCreate, _) => {
             Some("fabric handles need a driver of CUDA 12.3 or later and an NVLink fabric")
         }
-        ("fabric", Call::cuMemExportToShareableHandle | Call::cuMemImportFromShareableHandle, _) => Some(
+        (
+            "fabric",
+            Call::cuMemExportToShareableHandle
+            | Call::cuMemImportFromShareableHandle
+            | Call::cuMemMap
+            | Call::cuMemSetAccess,
+            _,
+        ) => Some(
             "both sides need the same IMEX channel and clique: see `nvidia-imex-ctl -N` and the fabric state in `nvidia-smi -q`",
         ),
         ("rdma", Call::cuMemCreate, _) => Some(
@@ -143,6 +150,7 @@ mod tests {
             assert!(told.as_ref().is_some_and(|told| told.contains(word)), "{id} {call} {code}: {told:?}");
         };
         check("fabric", Call::cuMemCreate, CUresult::NOT_PERMITTED, "IMEX");
+        check("fabric", Call::cuMemMap, CUresult::NOT_PERMITTED, "fabric state");
         check("posix_fd", Call::cuMemCreate, CUresult::INVALID_DEVICE, "WSL");
         check("posix_fd", Call::cuMemExportToShareableHandle, CUresult::OPERATING_SYSTEM, "ulimit -n");
         check("host_node_1", Call::cuMemCreate, CUresult::INVALID_VALUE, "SYS_NICE");

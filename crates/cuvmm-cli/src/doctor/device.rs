@@ -49,15 +49,18 @@ fn sharing(probe: &Probe<'_>, device: &Device) -> Row {
     const MPS_ENABLED: CUdevice_attribute = CUdevice_attribute(133);
     probe.ask("sharing", "parts and sharers", || {
         let instance = device.name()?.contains(" MIG ");
-        let mps = device.attribute(MPS_ENABLED)?.is_some_and(|enabled| enabled != 0);
+        let mps = device.attribute(MPS_ENABLED)?.map(|enabled| enabled != 0);
         let integrated = device.attribute(CUdevice_attribute::INTEGRATED)?.is_some_and(|integrated| integrated != 0);
         let mode = device.attribute(CUdevice_attribute::COMPUTE_MODE)?;
         let mut words = Vec::new();
         words.extend(instance.then_some("a MIG instance: no peers"));
-        words.extend(mps.then_some("under MPS: memory may be limited for each client"));
+        words.extend(mps.and_then(|mps| mps.then_some("under MPS: memory may be limited for each client")));
         words.extend(integrated.then_some("integrated: no RDMA and no dma-buf"));
         words.extend(mode.and_then(compute_mode));
-        let detail = if words.is_empty() { "a whole device, no MPS".to_owned() } else { words.join("; ") };
+        if words.is_empty() {
+            words.push(if mps.is_some() { "a whole device, no MPS" } else { "a whole device; MPS is not told" });
+        }
+        let detail = words.join("; ");
         let value = json!({ "mig": instance, "mps": mps, "integrated": integrated, "compute_mode": mode });
         Ok(Found::new(detail).value(value))
     })
@@ -81,7 +84,7 @@ fn probes(probe: &Probe<'_>, device: &Device) -> Vec<Row> {
         }),
         probe.try_out("copies", "write and read back", || copies(device)),
         probe.try_out("posix_fd", "shared as posix fd", || posix_fd(probe, device)),
-        probe.try_out("fabric", "shared as fabric handle", || fabric(device)),
+        probe.try_out("fabric", "shared as fabric handle", || fabric(probe, device)),
         probe.try_out("rdma", "GPUDirect RDMA flag", || {
             let mut properties = plain(device.location());
             properties.alloc_flags.gpu_direct_rdma_capable = 1;
@@ -125,12 +128,14 @@ fn posix_fd(probe: &Probe<'_>, device: &Device) -> Outcome {
     Ok(Found::new(format!("made, exported, imported, mapped, given back{}", promise(device, attribute)?)))
 }
 
-/// Makes memory, exports and imports it, and gives both references back.
-fn fabric(device: &Device) -> Outcome {
-    match device.probe(CUmemAllocationHandleType::FABRIC) {
-        Probed::Available => Ok(Found::new("made, exported, imported, given back")),
-        Probed::Refused { error, .. } => Err(error.into()),
+/// Makes memory, exports and imports it, and gives both references back; and maps such memory.
+fn fabric(probe: &Probe<'_>, device: &Device) -> Outcome {
+    let kind = CUmemAllocationHandleType::FABRIC;
+    if let Probed::Refused { error, .. } = device.probe(kind) {
+        return Err(error.into());
     }
+    probe.round_trip(&CUmemAllocationProp::pinned(device.location(), kind), &[device.location()])?;
+    Ok(Found::new("made, exported, imported, mapped, given back"))
 }
 
 /// Memory that was made with a flag keeps it, and works as other memory does.

@@ -10,7 +10,7 @@ use cuvmm::{CUresult, Call, LoadError};
 use super::cure;
 use super::host::Host;
 use super::probe::{Found, Probe, plain};
-use super::report::{Culprit, Row, Section, bytes, counted};
+use super::report::{Answer, Culprit, Row, Section, bytes, counted};
 
 /// Where the search for the longest reservation begins: more than x86-64 has addresses for.
 const MOST: usize = 1 << 47;
@@ -62,7 +62,7 @@ fn library_row(host: &Host) -> Row {
             let version = path.rsplit_once(".so.").map(|(_, version)| version);
             match (version, host.kernel_driver.as_deref()) {
                 (Some(version), Some(kernel)) if version.contains('.') && version != kernel => Row {
-                    answer: super::report::Answer::Warning,
+                    answer: Answer::Warning,
                     cure: Some("the library and the kernel driver are of two versions: restart after an update, or mind that it is a forward-compatibility library".to_owned()),
                     ..row
                 },

@@ -30,7 +30,7 @@ pub(super) struct Host {
     ptrace_scope: Option<u32>,
     container: Option<&'static str>,
     wsl: bool,
-    /// The nodes that the driver talks through, and whether each can be opened.
+    /// The nodes that the driver talks through, and whether each can be opened; none on WSL, where it is another.
     device_nodes: Vec<(String, Result<(), String>)>,
     imex: Imex,
 }
@@ -63,7 +63,7 @@ impl Host {
             ptrace_scope: text("proc/sys/kernel/yama/ptrace_scope").trim().parse().ok(),
             container: container.into_iter().find(|(path, _)| exists(&path[1..])).map(|(_, name)| name),
             wsl: exists("dev/dxg"),
-            device_nodes: device_nodes(root),
+            device_nodes: if exists("dev/dxg") { Vec::new() } else { device_nodes(root) },
             imex: Imex {
                 in_kernel: text("proc/devices").contains("nvidia-caps-imex-channels"),
                 channels: listed(&root.join("dev/nvidia-caps-imex-channels"), "channel"),
@@ -114,7 +114,11 @@ impl Host {
                 "open_files",
                 "open files",
                 detail,
-                format!("`ulimit -n {}` before the program starts", told(hard)),
+                if soft == hard {
+                    "more must be allowed first: LimitNOFILE of a systemd unit, /etc/security/limits.conf, or in Docker `--ulimit nofile`".to_owned()
+                } else {
+                    format!("`ulimit -n {}` before the program starts", told(hard))
+                },
             )
         } else {
             Row::fact("open_files", "open files", detail)
@@ -153,7 +157,10 @@ impl Host {
             let line = self.status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             line.map(str::trim)
         };
-        let filtered = field("Seccomp").is_some_and(|mode| mode != "0");
+        let Some(mode) = field("Seccomp") else {
+            return Row::fact("seccomp", "seccomp", "not told by /proc/self/status");
+        };
+        let filtered = mode != "0";
         let capabilities = field("CapEff").and_then(|bits| u64::from_str_radix(bits, 16).ok()).unwrap_or(0);
         let nice = capabilities >> SYS_NICE & 1 == 1;
         let value = json!({ "seccomp": filtered, "sys_nice": nice });
@@ -297,6 +304,24 @@ mod tests {
         assert_eq!(version_in("no version"), None);
     }
 
+    /// A file that cannot be read is no fact of the host.
+    #[test]
+    fn what_is_not_told_is_not_made_up() {
+        let rows = Host::default().section(false).rows;
+        for id in ["open_files", "address_space", "seccomp"] {
+            let row = rows.iter().find(|row| row.id == id).unwrap();
+            assert!(row.detail.contains("not told") && row.value.is_null(), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn the_cure_for_few_open_files_is_one_that_can_be_had() {
+        let cure = |limits: &str| Host { limits: limits.to_owned(), ..Host::default() }.open_files().cure;
+        assert!(cure("Max open files 1024 4096 files\n").unwrap().contains("`ulimit -n 4096`"));
+        assert!(cure("Max open files 1024 1024 files\n").unwrap().contains("LimitNOFILE"));
+        assert_eq!(cure("Max open files 4096 4096 files\n"), None);
+    }
+
     /// What this test runs on is told without a warning where nothing is in the way, and with one where it is.
     #[test]
     fn a_host_is_told_as_its_files_have_it() {
@@ -332,5 +357,16 @@ mod tests {
         let nodes: Vec<&str> =
             rows.iter().map(|row| row.title.as_str()).filter(|title| title.starts_with("/dev")).collect();
         assert_eq!(nodes, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia2", "/dev/nvidia10"]);
+    }
+
+    #[test]
+    fn on_wsl_no_node_of_nvidias_is_missed() {
+        let root = std::env::temp_dir().join(format!("cuvmm-doctor-wsl-{}", std::process::id()));
+        fs::create_dir_all(root.join("dev")).unwrap();
+        fs::write(root.join("dev/dxg"), "").unwrap();
+        let host = Host::read(&root);
+        fs::remove_dir_all(&root).unwrap();
+        assert!(host.section(true).rows.iter().all(|row| !row.id.starts_with("node_")));
+        assert_eq!(host.kernel_driver_row().unwrap().answer, Answer::Fact);
     }
 }

@@ -132,6 +132,7 @@ fn a_device_that_lacks_something_is_told_by_the_call_that_said_so() {
     found.require_no("host_memory", "host_node_3", Call::cuMemCreate, CUresult::OUT_OF_MEMORY);
     let missing = found.row("driver", "missing_calls");
     assert!(missing.detail.contains("cuStreamGetDevice"), "it came with CUDA 12.8: {missing:?}");
+    assert!(found.row("device0", "sharing").value["mps"].is_null(), "it is told since CUDA 12.3");
     assert!(found.works());
     found.require_clean();
 }
@@ -140,6 +141,7 @@ fn a_device_that_lacks_something_is_told_by_the_call_that_said_so() {
 #[test]
 fn without_an_imex_channel_fabric_handles_are_refused_whatever_the_attribute_says() {
     let found = Examined::new(Machine::h200(), |_| ());
+    assert_eq!(found.row("device0", "sharing").value["mps"], false);
     found.require_no("device0", "fabric", Call::cuMemCreate, CUresult::NOT_PERMITTED);
     assert!(found.row("device0", "fabric").cure.as_ref().unwrap().contains("IMEX"));
 }
@@ -156,7 +158,6 @@ fn a_window_of_addresses_bounds_the_longest_reservation() {
     none.require_clean();
 }
 
-/// What was made and is not known of can't be given back; everything else is.
 #[test]
 fn a_device_without_memory_does_not_work() {
     let found = Examined::new(Machine::h200().device_memory(0), |_| ());
