@@ -165,8 +165,10 @@ impl Order {
         waits.extend(self.fences.iter().map(|fence| (fence.stream.target(), fence.event)));
         for (target, _) in waits.iter().filter(|(_, event)| event.is_none()) {
             let (session, entered) = Session::enter(*target);
+            let is_gone = entered.as_ref().is_err_and(|error| is_over(error.code()));
             first = first.and(entered);
-            if session.is_lost() {
+            // Of a stream whose context is gone a driver can't even be asked this: it crashes.
+            if is_gone || session.is_lost() {
                 continue;
             }
             match session.is_capturing() {

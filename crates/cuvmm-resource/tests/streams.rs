@@ -14,7 +14,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
+use cuvmm_driver::sys::{CUcontext, CUdevice, CUstream, CUstream_flags};
 use cuvmm_driver::{CUresult, Call, StrandedKind};
 use cuvmm_resource::{Error, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::{Hints, Machine, When};
@@ -394,4 +394,20 @@ fn a_driver_that_does_not_say_whether_its_context_is_active_is_waited_for() {
     held.join().unwrap();
     drop(blocking);
     bench.assert_clean();
+}
+
+/// A driver crashes when it is asked whether such a stream captures.
+#[test]
+fn a_stream_whose_context_was_reset_is_not_asked_for_a_capture() {
+    let bench = Bench::small();
+    let buffer = bench.plain().allocate(G).unwrap();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    buffer.set_release(Release::Stream(stream.clone())).unwrap();
+    // SAFETY: a number alone; nothing runs.
+    assert_eq!(unsafe { bench.driver.raw().cuDevicePrimaryCtxReset(CUdevice(0)) }, CUresult::SUCCESS);
+    let (error, buffer) = buffer.close().unwrap_err().into_parts();
+    assert_eq!((error.code(), buffer.is_none()), (Some(CUresult::CONTEXT_IS_DESTROYED), true));
+    assert_eq!(bench.simulator.live().mappings, 0);
+    assert!(bench.simulator.violations().is_empty());
+    drop(stream);
 }
