@@ -108,7 +108,19 @@ pub(crate) fn enter(session: &mut Session<'_>, stream: u64) -> Answer<Option<Par
     Ok(None)
 }
 
-fn refuse_legacy(session: &mut Session<'_>, stream: u64) -> Answer {
+/// Refuses, for a stream that is to get what no graph can have, a capture of its own, which is lost then.
+pub(crate) fn enter_unrecorded(session: &mut Session<'_>, stream: u64) -> Answer {
+    match enter(session, stream)? {
+        Some(part) => {
+            session.invalidate(part.capture);
+            Err(CUresult::STREAM_CAPTURE_UNSUPPORTED)
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses work on a context's legacy default stream while captures involve that; they are lost then.
+pub(crate) fn refuse_legacy(session: &mut Session<'_>, stream: u64) -> Answer {
     let Some(context) = legacy_of(session, stream) else { return Ok(()) };
     let involved = session.involving_legacy(context);
     session.invalidate_all(&involved);
@@ -120,12 +132,8 @@ pub(crate) fn refuse_wait(session: &mut Session<'_>, stream: Option<u64>) -> Ans
     if let Some(stream) = stream {
         let capture = session.streams.get(&stream).and_then(|stream| stream.capture.as_ref()).map(|part| part.capture);
         if let Some(capture) = capture {
-            let code = match session.is_active(capture) {
-                true => CUresult::STREAM_CAPTURE_UNSUPPORTED,
-                false => CUresult::STREAM_CAPTURE_INVALIDATED,
-            };
             session.invalidate(capture);
-            return Err(code);
+            return Err(CUresult::STREAM_CAPTURE_UNSUPPORTED);
         }
         refuse_legacy(session, stream)?;
     }
@@ -176,10 +184,10 @@ pub(crate) fn begin(session: &mut Session<'_>, stream: CUstream, mode: CUstreamC
         return Err(CUresult::INVALID_VALUE);
     }
     if legacy_of(session, id).is_some() {
-        return Err(CUresult::INVALID_VALUE);
+        return Err(CUresult::STREAM_CAPTURE_UNSUPPORTED);
     }
     if session.streams.get(&id).is_none_or(|stream| stream.capture.is_some()) {
-        return Err(CUresult::INVALID_VALUE);
+        return Err(CUresult::ILLEGAL_STATE);
     }
     let (capture, graph) = (session.number(), session.number());
     let thread = session.thread;
@@ -191,23 +199,28 @@ pub(crate) fn begin(session: &mut Session<'_>, stream: CUstream, mode: CUstreamC
     Ok(())
 }
 
-/// Ends a capture. A lost one ends too: with its code, and no graph.
+/// Ends a capture. A lost one ends too, and one that another thread began: with a code, and no graph.
 pub(crate) fn end(session: &mut Session<'_>, stream: CUstream) -> Answer<CUgraph> {
     let (id, _) = session.working_stream(stream)?;
     let part = session.streams.get(&id).and_then(|stream| stream.capture.clone()).ok_or(CUresult::ILLEGAL_STATE)?;
     let capture = session.captures.get(&part.capture).ok_or(CUresult::ILLEGAL_STATE)?;
     if capture.origin != id {
+        session.invalidate(part.capture);
         return Err(CUresult::STREAM_CAPTURE_UNMATCHED);
     }
-    if capture.thread != session.thread && capture.mode != CUstreamCaptureMode::RELAXED {
-        return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
-    }
+    let wrong_thread = capture.thread != session.thread && capture.mode != CUstreamCaptureMode::RELAXED;
     let (active, graph) = (capture.active, capture.graph);
     session.end_capture(part.capture);
     let joined = session.graphs.get(&graph).is_some_and(|graph| graph.is_joined(&part.after));
-    if !active || !joined {
+    let lost = match (wrong_thread, active, joined) {
+        (true, _, _) => Some(CUresult::STREAM_CAPTURE_WRONG_THREAD),
+        (_, false, _) => Some(CUresult::STREAM_CAPTURE_INVALIDATED),
+        (_, _, false) => Some(CUresult::STREAM_CAPTURE_UNJOINED),
+        (false, true, true) => None,
+    };
+    if let Some(code) = lost {
         session.graphs.remove(&graph);
-        return Err(if active { CUresult::STREAM_CAPTURE_UNJOINED } else { CUresult::STREAM_CAPTURE_INVALIDATED });
+        return Err(code);
     }
     if let Some(graph) = session.graphs.get_mut(&graph) {
         graph.capturing = false;
@@ -233,7 +246,13 @@ impl Default for Info {
 }
 
 pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<Info> {
-    let id = session.stream(stream)?;
+    let (id, _) = match session.working_stream(stream) {
+        Err(CUresult::CONTEXT_IS_DESTROYED) if !stream.is_default_token() => {
+            session.violation("a stream whose context is gone is asked for its capture, which crashes a real driver");
+            return Err(CUresult::INVALID_VALUE);
+        }
+        found => found?,
+    };
     if let Some(context) = legacy_of(session, id)
         && !session.involving_legacy(context).is_empty()
     {
@@ -257,7 +276,7 @@ pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<Info> 
 }
 
 pub(crate) fn exchange_mode(session: &mut Session<'_>, mode: CUstreamCaptureMode) -> Answer<CUstreamCaptureMode> {
-    if mode.0 > CUstreamCaptureMode::RELAXED.0 {
+    if mode.0 > CUstreamCaptureMode::RELAXED.0 && !session.policy.unknown_capture_modes {
         return Err(CUresult::INVALID_VALUE);
     }
     let thread = session.thread;

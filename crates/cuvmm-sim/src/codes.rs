@@ -34,6 +34,7 @@ fn text(code: u32, name: &str) -> String {
         4 => "driver shutting down",
         100 => "no CUDA-capable device is detected",
         101 => "invalid device ordinal",
+        200 => "device kernel image is invalid",
         201 => "invalid device context",
         218 => "a PTX JIT compilation failed",
         400 => "invalid resource handle",

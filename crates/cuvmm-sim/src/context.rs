@@ -8,6 +8,7 @@ use cuvmm_driver::sys::*;
 
 use crate::capture;
 use crate::session::{Answer, Session};
+use crate::state::State;
 use crate::{map, reserve};
 
 /// A primary context.
@@ -30,6 +31,17 @@ pub(crate) struct Context {
 pub(crate) struct Primary {
     pub(crate) context: Option<u64>,
     pub(crate) retains: usize,
+    /// What broke a context of the device's. It outlives that: the process gets none any more.
+    error: Option<CUresult>,
+}
+
+impl State {
+    /// Forgets what broke contexts that are gone.
+    pub(crate) fn mend_devices(&mut self) {
+        for primary in self.primaries.values_mut() {
+            primary.error = None;
+        }
+    }
 }
 
 fn value_of(context: u64) -> CUcontext {
@@ -86,6 +98,9 @@ pub(crate) fn primary_retain(session: &mut Session<'_>, device: CUdevice) -> Ans
     device_exists(session, device)?;
     let fresh = session.number();
     let primary = session.primaries.entry(device.0).or_default();
+    if let Some(code) = primary.error {
+        return Err(code);
+    }
     primary.retains += 1;
     let id = *primary.context.get_or_insert(fresh);
     if id == fresh {
@@ -152,16 +167,21 @@ fn destroy(session: &mut Session<'_>, device: i32) {
         map::remove(session, start);
         reserve::remove(session, start);
     }
-    session.contexts.remove(&id);
+    let error = session.contexts.remove(&id).and_then(|context| context.error);
+    if let Some(primary) = session.primaries.get_mut(&device) {
+        primary.error = primary.error.or(error);
+    }
     session.ended.add(id);
     session.shared.changed.notify_all();
 }
 
-/// Destroys a context that somebody made: none, as the list has no call that makes one. What a driver answers for a
-/// primary context is to be asked of a GPU.
+/// Destroys a context that somebody made: none, as the list has no call that makes one.
 pub(crate) fn destroy_made(session: &mut Session<'_>, context: CUcontext) -> Answer {
+    if context.is_null() {
+        return Err(CUresult::INVALID_VALUE);
+    }
     named(session, context)?;
-    Err(CUresult::INVALID_VALUE)
+    Err(CUresult::INVALID_CONTEXT)
 }
 
 pub(crate) fn get_current(session: &mut Session<'_>) -> Answer<CUcontext> {
@@ -220,11 +240,11 @@ pub(crate) fn synchronize(session: &mut Session<'_>) -> Answer {
 pub(crate) fn enable_peer_access(session: &mut Session<'_>, peer: CUcontext, flags: u32) -> Answer {
     let context = working(session)?;
     let peer = named(session, peer)?;
-    if flags != 0 || peer == context {
+    if flags != 0 {
         return Err(CUresult::INVALID_VALUE);
     }
     let (here, there) = (device_of(session, context), device_of(session, peer));
-    if !session.shared.machine.reaches(here, there) {
+    if peer == context || !session.shared.machine.reaches(here, there) {
         return Err(CUresult::PEER_ACCESS_UNSUPPORTED);
     }
     let peers = session.contexts.get_mut(&context).map(|context| &mut context.peers);

@@ -59,14 +59,11 @@ fn device_for(session: &Session<'_>, side: Side, context: u64) -> Answer<i32> {
     }
 }
 
-/// Where a side is: refused at once if it is device memory that may not be used so.
-fn place(session: &Session<'_>, side: Side, bytes: usize, device: i32, write: bool) -> Answer<Place> {
+/// Where a side is.
+fn place(session: &Session<'_>, side: Side, device: i32) -> Answer<Place> {
     let address = side.address;
     if session.reservation_at(address).is_some() || session.mapping_at(address).is_some() {
-        return match session.segments(address, bytes, device, write) {
-            Some(_) => Ok(Place::Device { address, device }),
-            None => Err(CUresult::INVALID_VALUE),
-        };
+        return Ok(Place::Device { address, device });
     }
     if address == 0 || !side.may_be_host {
         return Err(CUresult::INVALID_VALUE);
@@ -74,13 +71,10 @@ fn place(session: &Session<'_>, side: Side, bytes: usize, device: i32, write: bo
     Ok(Place::Host(HostPointer(std::ptr::with_exposed_provenance_mut(address as usize))))
 }
 
+/// The work of a copy, wherever its memory may be used.
 pub(crate) fn copy_work(session: &Session<'_>, context: u64, to: Side, from: Side, bytes: usize) -> Answer<Work> {
     let (to_device, from_device) = (device_for(session, to, context)?, device_for(session, from, context)?);
-    Ok(Work::Copy {
-        to: place(session, to, bytes, to_device, true)?,
-        from: place(session, from, bytes, from_device, false)?,
-        bytes,
-    })
+    Ok(Work::Copy { to: place(session, to, to_device)?, from: place(session, from, from_device)?, bytes })
 }
 
 /// A copy that returns when the host may use its side: at once between devices.
@@ -90,8 +84,9 @@ pub(crate) fn copy(session: &mut Session<'_>, to: Side, from: Side, bytes: usize
         return Ok(());
     }
     let work = copy_work(session, context, to, from, bytes)?;
+    work.refuse_unusable(session)?;
     let stream = session.stream(CUstream::LEGACY)?;
-    capture::refuse_wait(session, Some(stream))?;
+    capture::refuse_legacy(session, stream)?;
     let spans = work.spans();
     if spans.len() == 2 {
         return session.enqueue(stream, work, spans, false).map(|_| ());
@@ -108,19 +103,19 @@ pub(crate) fn copy(session: &mut Session<'_>, to: Side, from: Side, bytes: usize
 }
 
 /// A copy on a stream. Host memory is taken as pageable: a source is copied before the call returns, and a call
-/// with a host destination returns after the copy.
+/// with a host destination, or a large source, returns after the copy.
 pub(crate) fn copy_async(session: &mut Session<'_>, to: Side, from: Side, bytes: usize, stream: CUstream) -> Answer {
-    context::working(session)?;
     let (stream, context) = session.working_stream(stream)?;
     if bytes == 0 {
         return Ok(());
     }
     let work = copy_work(session, context, to, from, bytes)?;
-    let waits = matches!(&work, Work::Copy { to, .. } if to.is_host());
+    let waits = work.is_waited_for();
     if capture::enter(session, stream)?.is_some() {
         session.record(stream, work);
         return Ok(());
     }
+    work.refuse_unusable(session)?;
     let work = match work {
         Work::Copy { to, from, bytes } => Work::Copy { to, from: from.taken(bytes), bytes },
         other => other,
@@ -128,7 +123,7 @@ pub(crate) fn copy_async(session: &mut Session<'_>, to: Side, from: Side, bytes:
     let spans = work.spans();
     let number = session.enqueue(stream, work, spans, false)?;
     if waits {
-        session.wait_for(number);
+        session.wait_for_all(vec![number]).inspect_err(|_| session.take_back(stream))?;
         context::intact(session, context)?;
     }
     Ok(())
@@ -142,16 +137,12 @@ pub(crate) fn fill(
     count: usize,
     stream: Option<CUstream>,
 ) -> Answer {
-    context::working(session)?;
     let (id, context) = session.working_stream(stream.unwrap_or(CUstream::LEGACY))?;
     let Some(work) = fill_work(session, context, address, element, count)? else { return Ok(()) };
-    if stream.is_none() {
-        capture::refuse_wait(session, Some(id))?;
-    }
     submit(session, id, work)
 }
 
-/// The work of a set, if there is any: refused at once where the memory may not be used so.
+/// The work of a set, if there is any, wherever its memory may be used.
 pub(crate) fn fill_work(
     session: &Session<'_>,
     context: u64,
@@ -163,19 +154,19 @@ pub(crate) fn fill_work(
     if bytes == 0 {
         return Ok(None);
     }
-    let device = device_of(session, context);
-    let aligned = address.0.is_multiple_of(element.len() as u64);
-    if !aligned || session.segments(address.0, bytes, device, true).is_none() {
+    if !address.0.is_multiple_of(element.len() as u64) {
         return Err(CUresult::INVALID_VALUE);
     }
+    let device = device_of(session, context);
     Ok(Some(Work::Fill { to: address.0, device, pattern: element.into(), bytes }))
 }
 
-/// Queues work on a stream, or records it.
+/// Queues work on a stream, if its memory may be used so, or records it, whose memory is looked at later.
 pub(crate) fn submit(session: &mut Session<'_>, stream: u64, work: Work) -> Answer {
     match capture::enter(session, stream)? {
         Some(_) => session.record(stream, work),
         None => {
+            work.refuse_unusable(session)?;
             let spans = work.spans();
             session.enqueue(stream, work, spans, false)?;
         }

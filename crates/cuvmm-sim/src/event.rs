@@ -21,7 +21,7 @@ pub(crate) struct Event {
 fn named(session: &mut Session<'_>, event: CUevent) -> Answer<u64> {
     let id = event.0.addr() as u64;
     if session.ended.contains(&id) {
-        return Err(CUresult::CONTEXT_IS_DESTROYED);
+        return Err(CUresult::INVALID_CONTEXT);
     }
     if !session.events.contains_key(&id) {
         session.violation(format!("event {id:#x} is not alive"));
@@ -43,6 +43,9 @@ pub(crate) fn create(session: &mut Session<'_>, flags: CUevent_flags) -> Answer<
 
 pub(crate) fn destroy(session: &mut Session<'_>, event: CUevent) -> Answer {
     let id = named(session, event)?;
+    if let Some(context) = session.events.get(&id).map(|event| event.context) {
+        intact(session, context)?;
+    }
     session.events.remove(&id);
     Ok(())
 }

@@ -11,13 +11,7 @@ use crate::context;
 use crate::copy::{self, Side};
 use crate::session::{Answer, Session};
 use crate::user_object::Object;
-use crate::work::{Extent, HostCall, Run, Work};
-
-/// The most nodes that a graph may come to, with those of the graphs that it launches: a graph that launches another
-/// twice, and is launched twice itself, and so on, is soon too much for any memory.
-const MOST_NODES: usize = 1 << 20;
-/// How deep graphs may be in each other.
-const DEEPEST: usize = 128;
+use crate::work::{HostCall, Run, Work};
 
 /// A graph.
 #[derive(Default)]
@@ -40,7 +34,6 @@ struct Node {
 /// What can be launched.
 pub(crate) struct Executable {
     work: Arc<[Work]>,
-    extent: Extent,
     objects: Arc<[Arc<Object>]>,
     /// The job of its last launch.
     last: Option<u64>,
@@ -136,6 +129,10 @@ fn add(session: &mut Session<'_>, graph: u64, after: &[CUgraphNode], work: Work)
     Ok(value_of(number))
 }
 
+fn context_of_a_node(session: &mut Session<'_>, context: CUcontext) -> Answer<u64> {
+    if context.is_null() { Err(CUresult::INVALID_VALUE) } else { context::named(session, context) }
+}
+
 /// A node, as the caller knows it.
 pub(crate) fn value_of(node: u64) -> CUgraphNode {
     CUgraphNode(std::ptr::without_provenance_mut(node as usize))
@@ -149,7 +146,7 @@ pub(crate) fn add_memcpy(
     context: CUcontext,
 ) -> Answer<CUgraphNode> {
     let graph = named(session, graph)?;
-    let context = context::named(session, context)?;
+    let context = context_of_a_node(session, context)?;
     let side = |kind, host, device| match kind {
         CUmemorytype::HOST => Ok(Side::host(host)),
         CUmemorytype::DEVICE => Ok(Side::device(device)),
@@ -174,6 +171,7 @@ pub(crate) fn add_memcpy(
         return Err(CUresult::NOT_SUPPORTED);
     }
     let work = copy::copy_work(session, context, to, from, bytes)?;
+    work.refuse_unusable(session)?;
     add(session, graph, after, work)
 }
 
@@ -185,7 +183,7 @@ pub(crate) fn add_memset(
     context: CUcontext,
 ) -> Answer<CUgraphNode> {
     let graph = named(session, graph)?;
-    let context = context::named(session, context)?;
+    let context = context_of_a_node(session, context)?;
     let bytes = asked.value.to_le_bytes();
     let element = match asked.element_size {
         size @ (1 | 2 | 4) => &bytes[..size as usize],
@@ -198,7 +196,9 @@ pub(crate) fn add_memset(
         return Err(CUresult::NOT_SUPPORTED);
     }
     let work = copy::fill_work(session, context, asked.dst, element, asked.width)?;
-    add(session, graph, after, work.ok_or(CUresult::INVALID_VALUE)?)
+    let work = work.ok_or(CUresult::INVALID_VALUE)?;
+    work.refuse_unusable(session)?;
+    add(session, graph, after, work)
 }
 
 pub(crate) fn add_host(
@@ -214,20 +214,19 @@ pub(crate) fn add_host(
     add(session, graph, after, Work::Host(call))
 }
 
+/// Makes what can be launched, where the nodes' memory may be used now; it is looked up again as they run.
 pub(crate) fn instantiate(session: &mut Session<'_>, graph: CUgraph, flags: u64) -> Answer<CUgraphExec> {
     let id = owned(session, graph)?;
     if flags & !0b1111 != 0 {
         return Err(CUresult::INVALID_VALUE);
     }
+    capture::refuse_unsafe(session)?;
     let graph = session.graphs.get(&id).ok_or(CUresult::INVALID_VALUE)?;
-    let extent = Extent::of(graph.nodes.iter().map(|node| &node.work));
-    if extent.nodes > MOST_NODES || extent.depth > DEEPEST {
-        return Err(CUresult::OUT_OF_MEMORY);
-    }
+    graph.nodes.iter().try_for_each(|node| node.work.refuse_unusable(session))?;
     let work = graph.nodes.iter().map(|node| node.work.clone()).collect();
     let objects = graph.objects.values().map(|(object, _)| object.clone()).collect();
     let executable = session.number();
-    session.executables.insert(executable, Executable { work, extent, objects, last: None });
+    session.executables.insert(executable, Executable { work, objects, last: None });
     Ok(CUgraphExec(std::ptr::without_provenance_mut(executable as usize)))
 }
 
@@ -243,19 +242,14 @@ fn executable<'a>(session: &'a mut Session<'_>, executable: CUgraphExec) -> Answ
 /// Launches an executable: after its last launch, on whatever stream that was.
 pub(crate) fn launch(session: &mut Session<'_>, graph: CUgraphExec, stream: CUstream) -> Answer {
     let (id, found) = executable(session, graph)?;
-    let (work, objects, after) = (found.work.clone(), found.objects.clone(), found.last);
-    let run = Run { work, extent: found.extent, _objects: objects, after };
+    let run = Run { work: found.work.clone(), _objects: found.objects.clone(), after: found.last };
     let (stream, _) = session.working_stream(stream)?;
-    context::current(session)?;
     let work = Work::Graph(run);
     if work.runs(&|module| !session.modules.contains_key(&module)) {
         session.violation("a graph runs a function of a module that is not loaded any more");
         return Err(CUresult::INVALID_VALUE);
     }
-    if capture::enter(session, stream)?.is_some() {
-        session.record(stream, work.alone());
-        return Ok(());
-    }
+    capture::enter_unrecorded(session, stream)?;
     let spans = work.spans();
     let number = session.enqueue(stream, work, spans, false)?;
     if let Some(found) = session.executables.get_mut(&id) {

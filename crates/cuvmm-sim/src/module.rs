@@ -58,7 +58,7 @@ pub(crate) fn load(session: &mut Session<'_>, image: &In<c_char>) -> Answer<CUmo
     image.required()?;
     let context = context::working(session)?;
     if !image.is_text(kernels::PTX) {
-        return Err(CUresult::INVALID_PTX);
+        return Err(CUresult::INVALID_IMAGE);
     }
     let id = session.number();
     session.modules.insert(id, Module { context });
@@ -75,6 +75,9 @@ pub(crate) fn function(session: &mut Session<'_>, module: CUmodule, name: &In<c_
 
 pub(crate) fn unload(session: &mut Session<'_>, module: CUmodule) -> Answer {
     let id = named(session, module.0.addr() as u64)?;
+    if let Some(context) = session.modules.get(&id).map(|module| module.context) {
+        context::intact(session, context)?;
+    }
     if session.streams.values().flat_map(|stream| &stream.queue).any(|job| job.work.runs(&|module| module == id)) {
         session.violation("a module is unloaded under queued work");
     }
@@ -90,7 +93,6 @@ pub(crate) fn launch(
     stream: CUstream,
     values: impl FnOnce(&[usize]) -> Answer<Vec<u64>>,
 ) -> Answer {
-    context::working(session)?;
     let number = function.0.addr() as u64;
     let module = named(session, number & !0xF)?;
     let index = (number & 0xF).checked_sub(1).and_then(|index| usize::try_from(index).ok());

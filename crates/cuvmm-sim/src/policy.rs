@@ -33,6 +33,12 @@ pub(crate) struct Policy {
     pub(crate) hints: Hints,
     /// Memory made at HOST says that it is at HOST_NUMA 0.
     pub(crate) host_reads_as_numa: bool,
+    /// A thread's capture mode is exchanged for one that is none.
+    pub(crate) unknown_capture_modes: bool,
+    /// A capture ends with nowhere to write its graph, which nobody can destroy then.
+    pub(crate) capture_ends_unseen: bool,
+    /// A graph gives back references to a user object that it does not have.
+    pub(crate) graph_releases_what_it_lacks: bool,
 }
 
 impl Preset {
@@ -48,6 +54,9 @@ impl Preset {
             hidden_memory_imports: lax,
             hints: if lax { Hints::Arenas } else { Hints::Granted },
             host_reads_as_numa: lax,
+            unknown_capture_modes: lax,
+            capture_ends_unseen: lax,
+            graph_releases_what_it_lacks: lax,
         }
     }
 }

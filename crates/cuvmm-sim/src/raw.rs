@@ -217,7 +217,9 @@ calls! {
     };
     cuStreamBeginCapture(val stream: CUstream, val mode: CUstreamCaptureMode) |s| capture::begin(s, stream, mode);
     cuStreamEndCapture(val stream: CUstream, out graph: CUgraph) |s| {
-        graph.required()?;
+        if !s.policy.capture_ends_unseen {
+            graph.required()?;
+        }
         let ended = capture::end(s, stream);
         graph.put(ended.unwrap_or_default());
         ended.map(|_| ())

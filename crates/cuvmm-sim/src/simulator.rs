@@ -229,6 +229,12 @@ impl Simulator {
         Some(seen)
     }
 
+    /// Lets devices whose contexts broke have new ones, once those are reset or released: as for a process that is
+    /// started anew, since a real driver gives this one no other.
+    pub fn mend_devices(&self) {
+        self.shared().lock().mend_devices();
+    }
+
     /// Makes every later call answer 4, as a driver does while its process ends: all but those of the driver's
     /// version, of the names and texts of codes and of entry points, which no state of the driver touches.
     pub fn shut_down(&self) {
@@ -286,17 +292,41 @@ impl Simulator {
     }
 }
 
-/// The calls that a real driver lets through in a host function or destructor, though none may be made there.
+/// The calls that a real driver lets through in a host function or destructor, though none may be made there: those on
+/// streams, events, launches and user objects that the caller has.
 fn is_tolerated_in_host_function(call: Call) -> bool {
     matches!(
         call,
         Call::cuStreamIsCapturing
             | Call::cuThreadExchangeStreamCaptureMode
+            | Call::cuStreamBeginCapture
+            | Call::cuStreamEndCapture
+            | Call::cuStreamGetCaptureInfo
             | Call::cuStreamGetCtx
-            | Call::cuEventRecord
-            | Call::cuEventQuery
+            | Call::cuStreamGetDevice
             | Call::cuStreamQuery
             | Call::cuStreamSynchronize
+            | Call::cuStreamWaitEvent
+            | Call::cuStreamDestroy
+            | Call::cuEventRecord
+            | Call::cuEventQuery
+            | Call::cuEventSynchronize
+            | Call::cuEventDestroy
+            | Call::cuLaunchHostFunc
+            | Call::cuLaunchKernel
+            | Call::cuMemcpyAsync
+            | Call::cuMemcpyHtoDAsync
+            | Call::cuMemcpyDtoHAsync
+            | Call::cuMemcpyDtoDAsync
+            | Call::cuMemcpyPeerAsync
+            | Call::cuMemsetD8Async
+            | Call::cuMemsetD16Async
+            | Call::cuMemsetD32Async
+            | Call::cuGraphLaunch
+            | Call::cuGraphExecDestroy
+            | Call::cuGraphDestroy
+            | Call::cuUserObjectRetain
+            | Call::cuUserObjectRelease
     )
 }
 

@@ -305,9 +305,14 @@ impl Session<'_> {
         Ok(number)
     }
 
-    /// Waits for a job.
-    pub(crate) fn wait_for(&mut self, number: u64) {
-        self.wait_until_ended(|state| state.unended(&[number]));
+    /// Takes back the job that was queued last, before anybody could take it.
+    pub(crate) fn take_back(&mut self, id: u64) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let taken = stream.queue.pop_back();
+        stream.last = stream.queue.back().map_or(0, |job| job.number);
+        if let Some(job) = taken {
+            self.pending.remove(&job.number);
+        }
     }
 
     /// The jobs that a wait for this stream is a wait for.
@@ -409,7 +414,7 @@ pub(crate) fn destroy(session: &mut Session<'_>, stream: CUstream) -> Answer {
     if stream.is_default_token() {
         return Err(CUresult::INVALID_HANDLE);
     }
-    let id = session.stream(stream)?;
+    let (id, _) = session.working_stream(stream)?;
     session.retire_stream(id);
     session.shared.changed.notify_all();
     Ok(())

@@ -211,5 +211,11 @@ pub(crate) fn graph_release(session: &mut Session<'_>, graph: CUgraph, object: C
     let graph = graph::named(session, graph)?;
     let (id, _object) = named(session, object)?;
     let graph = session.graphs.get_mut(&graph).ok_or(CUresult::INVALID_VALUE)?;
-    if graph.let_go(id, count) { Ok(()) } else { Err(CUresult::INVALID_VALUE) }
+    if !graph.let_go(id, count) {
+        session.violation(format!("a graph has fewer references to user object {id:#x}"));
+        if !session.policy.graph_releases_what_it_lacks {
+            return Err(CUresult::INVALID_VALUE);
+        }
+    }
+    Ok(())
 }

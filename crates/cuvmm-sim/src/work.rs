@@ -33,6 +33,11 @@ pub(crate) enum Work {
     Graph(Run),
 }
 
+/// The bytes from which on a set is done by a kernel.
+const KERNEL_SETS: usize = 8 << 10;
+/// The most bytes of a copy from the host that are taken at once, and not as the stream gets to them.
+const TAKEN_AT_ONCE: usize = 1 << 20;
+
 /// One launch of a kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch {
@@ -43,34 +48,11 @@ pub(crate) struct Launch {
     pub(crate) module: u64,
 }
 
-/// How much work a graph comes to, with the graphs that it launches.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Extent {
-    pub(crate) nodes: usize,
-    /// How deep graphs are in each other.
-    pub(crate) depth: usize,
-}
-
-impl Extent {
-    pub(crate) fn of<'a>(nodes: impl Iterator<Item = &'a Work>) -> Self {
-        nodes.fold(Self::default(), |all, node| {
-            let one = match node {
-                Work::Graph(run) => run.extent,
-                _ => Self::default(),
-            };
-            let nodes = all.nodes.saturating_add(one.nodes).saturating_add(1);
-            Self { nodes, depth: all.depth.max(one.depth + 1) }
-        })
-    }
-}
-
 /// One launch of a graph.
 #[derive(Clone)]
 pub(crate) struct Run {
     /// Its work, in an order that keeps its dependencies.
     pub(crate) work: Arc<[Work]>,
-    /// How much work that is.
-    pub(crate) extent: Extent,
     /// What is kept alive until it has ended.
     pub(crate) _objects: Arc<[Arc<Object>]>,
     /// The launch that it comes after.
@@ -203,11 +185,12 @@ impl Work {
         }
     }
 
-    /// The same without waiting for a job that has to end before it.
-    pub(crate) fn alone(self) -> Self {
+    /// Whether the call that queues it returns after it was done: where the host is to have the bytes, or to give more
+    /// than are taken at once.
+    pub(crate) fn is_waited_for(&self) -> bool {
         match self {
-            Self::Graph(run) => Self::Graph(Run { after: None, ..run }),
-            other => other,
+            Self::Copy { to, from, bytes } => to.is_host() || (from.is_host() && *bytes > TAKEN_AT_ONCE),
+            _ => false,
         }
     }
 
@@ -226,31 +209,47 @@ impl Work {
         if state.contexts.get(&context).is_none_or(|context| context.error.is_some()) {
             return Ready::Nothing;
         }
-        let ready = self.resolve(state);
-        if ready.is_none() {
-            let graph = matches!(self, Self::Graph(_));
-            state.break_context(context, if graph { CUresult::LAUNCH_FAILED } else { CUresult::ILLEGAL_ADDRESS });
-        }
-        let ready = ready.unwrap_or(Ready::Nothing);
+        let ready = self.resolve(state).unwrap_or_else(|code| {
+            state.break_context(context, code);
+            Ready::Nothing
+        });
         if ready.calls_host() {
             state.thread(std::thread::current().id()).callback = Some(Callback::HostFunction(stream));
         }
         ready
     }
 
-    fn resolve(&self, state: &State) -> Option<Ready> {
-        Some(match self {
-            Self::Copy { to, from, bytes } => {
-                Ready::Copy { to: pieces(state, to, *bytes, true)?, from: pieces(state, from, *bytes, false)? }
-            }
+    /// Refuses work on memory that may not be used so now.
+    pub(crate) fn refuse_unusable(&self, state: &State) -> Answer {
+        self.resolve(state).map(|_| ()).map_err(|_| CUresult::INVALID_VALUE)
+    }
+
+    fn resolve(&self, state: &State) -> Answer<Ready> {
+        let failure = self.failure();
+        Ok(match self {
+            Self::Copy { to, from, bytes } => Ready::Copy {
+                to: pieces(state, to, *bytes, true).ok_or(failure)?,
+                from: pieces(state, from, *bytes, false).ok_or(failure)?,
+            },
             Self::Fill { to, device, pattern, bytes } => {
-                Ready::Fill { to: state.segments(*to, *bytes, *device, true)?, pattern: pattern.clone() }
+                let to = state.segments(*to, *bytes, *device, true).ok_or(failure)?;
+                Ready::Fill { to, pattern: pattern.clone() }
             }
             Self::Host(call) => Ready::Host(*call),
             Self::Kernel(launch) => Ready::Kernel(*launch),
-            Self::Graph(run) => Ready::Many(run.work.iter().map(|work| work.resolve(state)).collect::<Option<_>>()?),
+            Self::Graph(run) => Ready::Many(run.work.iter().map(|work| work.resolve(state)).collect::<Answer<_>>()?),
             Self::Wait { .. } | Self::Mark => Ready::Nothing,
         })
+    }
+
+    /// What breaks a context whose memory is not there for this work: an illegal address where a kernel or a copy engine
+    /// looks for it, a failed launch where the bytes go along with the command.
+    fn failure(&self) -> CUresult {
+        match self {
+            Self::Fill { bytes, .. } if *bytes < KERNEL_SETS => CUresult::LAUNCH_FAILED,
+            Self::Copy { from: Place::Host(_) | Place::Bytes(_), .. } => CUresult::LAUNCH_FAILED,
+            _ => CUresult::ILLEGAL_ADDRESS,
+        }
     }
 }
 

@@ -100,7 +100,7 @@ fn enabling_a_peer_grants_nothing_and_is_done_once() {
     let second = gpu.enter(1);
     // SAFETY: numbers alone.
     let enable = |context, flags| unsafe { gpu.raw().cuCtxEnablePeerAccess(context, flags) }.0;
-    assert_eq!([enable(first, 1), enable(second, 0), enable(first, 0), enable(first, 0)], [1, 1, 0, 704]);
+    assert_eq!([enable(first, 1), enable(second, 0), enable(first, 0), enable(first, 0)], [1, 217, 0, 704]);
     assert_eq!(gpu.write(buffer.address, b"x"), 1, "its own grant is what counts");
     assert_eq!(gpu.access(CUmemLocation::device(1), buffer.address), Ok(0));
 

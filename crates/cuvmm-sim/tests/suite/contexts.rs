@@ -97,7 +97,7 @@ fn outputs_are_all_checked_before_any_is_written() {
 }
 
 #[test]
-fn what_went_with_a_context_answers_709() {
+fn what_went_with_a_context_is_refused() {
     for gpu in Gpu::both() {
         let gpu = gpu.with_context();
         let (stream, event) = (gpu.stream(CUstream_flags::NON_BLOCKING), gpu.event());
@@ -107,8 +107,11 @@ fn what_went_with_a_context_answers_709() {
         gpu.enter(0);
         assert_eq!(gpu.set_current(context), 709);
         assert_eq!([gpu.synchronize(stream), gpu.query(stream), gpu.host(stream, || {})], [709; 3]);
-        assert_eq!([gpu.event_query(event), gpu.event_destroy(event), gpu.destroy(stream)], [709; 3]);
+        assert_eq!([gpu.event_query(event), gpu.event_destroy(event), gpu.destroy(stream)], [201, 201, 709]);
         assert_eq!(gpu.violations(), [""; 0]);
+        assert_eq!(gpu.status(stream), Err(1));
+        assert_eq!(gpu.violations().len(), 1, "a real driver crashes");
+        gpu.simulator.clear_violations();
         // What never was is another matter.
         assert_eq!(gpu.synchronize(CUstream(std::ptr::without_provenance_mut(0x77770))), 400);
         assert_eq!(gpu.violations().len(), 1);
@@ -136,7 +139,9 @@ fn a_primary_context_is_not_destroyed_by_name() {
     for gpu in Gpu::both() {
         let context = gpu.enter(0);
         // SAFETY: nothing runs in it.
-        assert_eq!(unsafe { gpu.raw().cuCtxDestroy(context) }.0, 1);
+        assert_eq!(unsafe { gpu.raw().cuCtxDestroy(context) }.0, 201);
+        // SAFETY: it names none.
+        assert_eq!(unsafe { gpu.raw().cuCtxDestroy(CUcontext::NULL) }.0, 1);
         assert!(gpu.is_active(0));
         assert_eq!(gpu.host(CUstream::LEGACY, || {}), 0, "it works on");
         assert_eq!(gpu.violations(), [""; 0]);
@@ -315,17 +320,25 @@ fn mappings_and_grants_outlive_a_reset_and_threads_keep_a_dead_context() {
 }
 
 #[test]
-fn a_reset_heals_a_broken_context() {
+fn no_context_follows_one_that_was_broken() {
     let gpu = Gpu::measured().with_context();
+    let context = gpu.enter(0);
     let buffer = gpu.buffer(UNIT);
     let stream = gpu.stream(CUstream_flags::NON_BLOCKING);
     let gate = gpu.hold(stream);
     assert_eq!(gpu.fill(buffer.address, 1, 1, stream), 0);
     assert_eq!(gpu.unmap(buffer.address, UNIT), 0);
     gate.open();
-    assert_eq!(gpu.synchronize(stream), 700);
+    assert_eq!(gpu.synchronize(stream), 719);
+    assert_eq!(gpu.enter(0), context, "as long as it is there, it is what others get too");
     // SAFETY: numbers alone.
     assert_eq!(unsafe { gpu.raw().cuDevicePrimaryCtxReset(CUdevice(0)) }.0, 0);
+    assert_eq!(gpu.synchronize(CUstream::LEGACY), 709);
+    let mut next = CUcontext::NULL;
+    // SAFETY: the output is a local.
+    assert_eq!(unsafe { gpu.raw().cuDevicePrimaryCtxRetain(&raw mut next, CUdevice(0)) }.0, 719);
+    assert!(!gpu.is_active(0));
+    gpu.simulator.mend_devices();
     gpu.enter(0);
     assert_eq!(gpu.synchronize(CUstream::LEGACY), 0);
 }

@@ -103,7 +103,7 @@ fn an_unmap_comes_between_a_submission_and_its_run() {
         assert_eq!(gpu.unmap(buffer.address, UNIT), 0);
         assert_eq!(gpu.violations(), ["cuMemUnmap: unmap under queued work"]);
         assert!(gpu.simulator.step(stream));
-        assert_eq!(gpu.query(stream), 700);
+        assert_eq!(gpu.query(stream), 719);
     }
 }
 

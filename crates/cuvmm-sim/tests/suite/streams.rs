@@ -218,7 +218,7 @@ fn virtual_memory_calls_still_work_in_a_broken_context() {
         assert_eq!(gpu.fill(buffer.address, 1, 1, stream), 0);
         assert_eq!(gpu.unmap(buffer.address, UNIT), 0);
         gate.open();
-        assert_eq!(gpu.synchronize(stream), 700);
+        assert_eq!(gpu.synchronize(stream), 719);
         assert_eq!(gpu.free(buffer.address, UNIT), 0);
         assert_eq!(gpu.release(buffer.handle), 0);
         let again = gpu.buffer_of(gpu.create_exportable(UNIT), UNIT);
@@ -227,12 +227,12 @@ fn virtual_memory_calls_still_work_in_a_broken_context() {
         let (mut free, mut total, mut plain) = (0, 0, CUdeviceptr(0));
         // SAFETY: the outputs are locals.
         unsafe {
-            assert_eq!(gpu.raw().cuCtxSynchronize().0, 700);
-            assert_eq!(gpu.raw().cuMemAlloc(&raw mut plain, 1).0, 700);
-            assert_eq!(gpu.raw().cuMemGetInfo(&raw mut free, &raw mut total).0, 700);
+            assert_eq!(gpu.raw().cuCtxSynchronize().0, 719);
+            assert_eq!(gpu.raw().cuMemAlloc(&raw mut plain, 1).0, 719);
+            assert_eq!(gpu.raw().cuMemGetInfo(&raw mut free, &raw mut total).0, 719);
         }
-        assert_eq!(gpu.event_query(event), 700);
-        assert_eq!([gpu.destroy(stream), gpu.event_destroy(event)], [0, 0], "cleaning up works");
+        assert_eq!(gpu.event_query(event), 719);
+        assert_eq!([gpu.destroy(stream), gpu.event_destroy(event)], [719, 719], "nor are they destroyed");
     }
 }
 
@@ -248,7 +248,7 @@ fn access_taken_away_under_queued_work_is_a_violation() {
     assert_eq!(gpu.grant(buffer.address, UNIT, &[crate::common::grant(CUmemLocation::device(0), 1)]), 0);
     assert_eq!(gpu.violations(), ["cuMemSetAccess: access taken away under queued work"]);
     gate.open();
-    assert_eq!(gpu.synchronize(stream), 700);
+    assert_eq!(gpu.synchronize(stream), 719);
 }
 
 #[test]
