@@ -171,6 +171,47 @@ pub struct CUDA_MEMCPY3D {
     pub depth: usize,
 }
 
+impl CUDA_MEMCPY3D {
+    /// A copy of that many bytes from one address to another; everything that only arrays and pitched memory need is 0.
+    ///
+    /// ```
+    /// use cuvmm_driver::sys::{CUDA_MEMCPY3D, CUdeviceptr};
+    ///
+    /// let copy = CUDA_MEMCPY3D::linear(CUdeviceptr(0x4000), CUdeviceptr(0x2000), 256);
+    /// assert_eq!((copy.dst_device.0, copy.src_device.0), (0x4000, 0x2000));
+    /// assert_eq!((copy.width_in_bytes, copy.height, copy.depth), (256, 1, 1));
+    /// ```
+    pub const fn linear(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> Self {
+        Self {
+            src_x_in_bytes: 0,
+            src_y: 0,
+            src_z: 0,
+            src_lod: 0,
+            src_memory_type: CUmemorytype::DEVICE,
+            src_host: std::ptr::null(),
+            src_device: from,
+            src_array: std::ptr::null_mut(),
+            reserved0: std::ptr::null_mut(),
+            src_pitch: 0,
+            src_height: 0,
+            dst_x_in_bytes: 0,
+            dst_y: 0,
+            dst_z: 0,
+            dst_lod: 0,
+            dst_memory_type: CUmemorytype::DEVICE,
+            dst_host: std::ptr::null_mut(),
+            dst_device: to,
+            dst_array: std::ptr::null_mut(),
+            reserved1: std::ptr::null_mut(),
+            dst_pitch: 0,
+            dst_height: 0,
+            width_in_bytes: bytes,
+            height: 1,
+            depth: 1,
+        }
+    }
+}
+
 /// The resolver of CUDA 12.0 and later.
 pub(crate) type GetProcAddress =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut CUdriverProcAddressQueryResult) -> CUresult;

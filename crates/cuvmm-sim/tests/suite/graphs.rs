@@ -14,35 +14,8 @@ fn set(to: u64, value: u32, width: usize) -> CUDA_MEMSET_NODE_PARAMS {
     CUDA_MEMSET_NODE_PARAMS { dst: CUdeviceptr(to), pitch: 0, value, element_size: 4, width, height: 1 }
 }
 
-/// A copy between devices, of which all but what is linear is 0.
 fn copy(to: u64, from: u64, bytes: usize) -> CUDA_MEMCPY3D {
-    CUDA_MEMCPY3D {
-        src_x_in_bytes: 0,
-        src_y: 0,
-        src_z: 0,
-        src_lod: 0,
-        src_memory_type: CUmemorytype::DEVICE,
-        src_host: std::ptr::null(),
-        src_device: CUdeviceptr(from),
-        src_array: std::ptr::null_mut(),
-        reserved0: std::ptr::null_mut(),
-        src_pitch: 0,
-        src_height: 0,
-        dst_x_in_bytes: 0,
-        dst_y: 0,
-        dst_z: 0,
-        dst_lod: 0,
-        dst_memory_type: CUmemorytype::DEVICE,
-        dst_host: std::ptr::null_mut(),
-        dst_device: CUdeviceptr(to),
-        dst_array: std::ptr::null_mut(),
-        reserved1: std::ptr::null_mut(),
-        dst_pitch: 0,
-        dst_height: 0,
-        width_in_bytes: bytes,
-        height: 1,
-        depth: 1,
-    }
+    CUDA_MEMCPY3D::linear(CUdeviceptr(to), CUdeviceptr(from), bytes)
 }
 
 #[test]

@@ -97,33 +97,8 @@ fn memcpy_node(args: &mut Args<'_>) -> Result<Reply, String> {
     let (graph, to, from) = (CUgraph(args.pointer()?), args.address()?, args.address()?);
     let bytes = args.size()?;
     let after = dependencies(args)?;
-    let parameters = CUDA_MEMCPY3D {
-        src_x_in_bytes: 0,
-        src_y: 0,
-        src_z: 0,
-        src_lod: 0,
-        src_memory_type: CUmemorytype::DEVICE,
-        src_host: std::ptr::null(),
-        src_device: from,
-        src_array: std::ptr::null_mut(),
-        reserved0: std::ptr::null_mut(),
-        src_pitch: 0,
-        src_height: 0,
-        dst_x_in_bytes: 0,
-        dst_y: 0,
-        dst_z: 0,
-        dst_lod: 0,
-        dst_memory_type: CUmemorytype::DEVICE,
-        dst_host: std::ptr::null_mut(),
-        dst_device: to,
-        dst_array: std::ptr::null_mut(),
-        reserved1: std::ptr::null_mut(),
-        dst_pitch: 0,
-        dst_height: 0,
-        width_in_bytes: bytes,
-        height: args.option("height", 1)? as usize,
-        depth: 1,
-    };
+    let height = args.option("height", 1)? as usize;
+    let parameters = CUDA_MEMCPY3D { height, ..CUDA_MEMCPY3D::linear(to, from, bytes) };
     let context = current(args);
     let mut node = CUgraphNode::NULL;
     let output = args.output(&mut node)?;
