@@ -39,28 +39,24 @@ impl std::fmt::Display for Choice {
     }
 }
 
-/// Which simulated machine is examined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Simulated {
-    /// An H200.
-    #[default]
-    H200,
-    /// Two that reach each other.
-    H200Pair,
-    /// A small device.
-    Small,
-    /// Three devices of which nothing may be taken for granted.
-    Odd,
+/// A simulated machine that can be examined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Simulated {
+    name: &'static str,
+    pub(crate) model: fn() -> Machine,
 }
 
-impl Simulated {
-    pub(crate) fn model(self) -> Machine {
-        match self {
-            Self::H200 => Machine::h200(),
-            Self::H200Pair => Machine::h200_pair(),
-            Self::Small => Machine::small(),
-            Self::Odd => Machine::odd(),
-        }
+/// All of them, the default first.
+const SIMULATED: [Simulated; 4] = [
+    Simulated { name: "h200", model: Machine::h200 },
+    Simulated { name: "h200_pair", model: Machine::h200_pair },
+    Simulated { name: "small", model: Machine::small },
+    Simulated { name: "odd", model: Machine::odd },
+];
+
+impl Default for Simulated {
+    fn default() -> Self {
+        SIMULATED[0]
     }
 }
 
@@ -68,24 +64,16 @@ impl FromStr for Simulated {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "h200" => Ok(Self::H200),
-            "h200_pair" => Ok(Self::H200Pair),
-            "small" => Ok(Self::Small),
-            "odd" => Ok(Self::Odd),
-            _ => Err(format!("no simulated machine `{name}`: h200, h200_pair, small or odd")),
-        }
+        let found = SIMULATED.into_iter().find(|machine| machine.name == name);
+        found.ok_or_else(|| {
+            format!("no simulated machine `{name}`: {}", SIMULATED.map(|machine| machine.name).join(", "))
+        })
     }
 }
 
 impl std::fmt::Display for Simulated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::H200 => "h200",
-            Self::H200Pair => "h200_pair",
-            Self::Small => "small",
-            Self::Odd => "odd",
-        })
+        f.write_str(self.name)
     }
 }
 

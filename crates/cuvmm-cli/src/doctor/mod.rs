@@ -39,7 +39,7 @@ pub(crate) fn run(choice: Choice, machine: Option<Simulated>, json: bool) -> Res
 }
 
 fn simulated(machine: Simulated) -> Result<Report> {
-    let simulator = Simulator::new(machine.model());
+    let simulator = Simulator::new((machine.model)());
     let trace = Trace::default();
     let driver = Driver::new(Hooked::new(simulator.clone(), trace.clone()))
         .map_err(Error::from)
