@@ -5,50 +5,22 @@
 //! Kernels are launched with the parameters that they declare, over memory that outlives them.
 #![allow(unsafe_code)]
 
-use std::fs;
-use std::path::PathBuf;
-
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use cuvmm_sim::kernels;
 
-use crate::stand_in::{self, alone};
+use crate::stand_in::{Folder, alone};
 
 /// As many words as the tests use.
 const WORDS: usize = 3 << 18;
-
-/// A folder with the library under the names that cudarc looks for, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        let thread = std::thread::current().id();
-        let path =
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("stand-in-{}-{thread:?}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        for name in ["libcuda.so", "libcuda.so.1"] {
-            std::os::unix::fs::symlink(stand_in::path(), path.join(name)).unwrap();
-        }
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
-    }
-}
 
 /// Runs the body where cudarc finds the library, on devices with or without memory pools. There must be no violation.
 fn on_the_library(test: &str, pools: bool, body: impl FnOnce()) {
     let folder = Folder::new();
     let attribute = format!("115={}", i32::from(pools));
-    let environment = [
-        ("LD_LIBRARY_PATH", folder.0.to_str().unwrap()),
-        ("CUVMM_SIM_ATTRIBUTES", &attribute),
-        ("CUVMM_SIM_LOG", "stderr"),
-    ];
+    let environment =
+        [("LD_LIBRARY_PATH", folder.path()), ("CUVMM_SIM_ATTRIBUTES", &attribute), ("CUVMM_SIM_LOG", "stderr")];
     if let Some(said) = alone(test, &environment, body) {
         assert!(said.contains("]: 0 violations; "), "{said}");
     }

@@ -1,10 +1,21 @@
 //! The environment says which machine there is; each test's library is loaded in a process of its own.
 
 use cuvmm_driver::sys::{CUdevice_attribute, CUdeviceptr, CUmemGenericAllocationHandle};
-use cuvmm_driver::{CUresult, Call, CudaVersion, LoadError};
+use cuvmm_driver::{CUresult, Call, CudaVersion, Driver, LoadError};
 
 use crate::round_trip::{UNIT, make, release, start};
-use crate::stand_in::{alone, load};
+use crate::stand_in::{Folder, alone, load};
+
+/// As any program finds it, also where there is a real one.
+#[test]
+fn our_loader_takes_it_by_the_drivers_name_from_where_the_process_looks_first() {
+    let folder = Folder::new();
+    let test = "environment::our_loader_takes_it_by_the_drivers_name_from_where_the_process_looks_first";
+    alone(test, &[("LD_LIBRARY_PATH", folder.path())], || {
+        let driver = Driver::load().unwrap();
+        assert_eq!(driver.device(0).unwrap().name().unwrap(), "Simulated H200");
+    });
+}
 
 #[test]
 fn the_machine_and_what_the_process_sees_of_it() {

@@ -4,6 +4,7 @@
 //! The library is the one that cargo built beside this test, which stands in for libcuda.
 #![allow(unsafe_code)]
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -16,6 +17,32 @@ const ROLE: &str = "CUVMM_TEST_ROLE";
 /// The library's file: cargo builds it with the package that this test belongs to, and beside it.
 pub(crate) fn path() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libcuvmm_sim_libcuda.so")
+}
+
+/// A folder with the library under the names that programs look for, removed at the end.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let thread = std::thread::current().id();
+        let folder =
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("stand-in-{}-{thread:?}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["libcuda.so", "libcuda.so.1"] {
+            std::os::unix::fs::symlink(path(), folder.join(name)).unwrap();
+        }
+        Self(folder)
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
 }
 
 /// The library's driver, through our own loader.
