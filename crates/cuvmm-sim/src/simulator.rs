@@ -279,7 +279,8 @@ impl Simulator {
         session.log(call);
         let thread = session.thread;
         thread::meet(shared, &mut session, thread);
-        if let Some(callback) = session.threads.get(&thread).and_then(|thread| thread.callback) {
+        let running = session.threads.get(&thread).and_then(|thread| thread.running.last());
+        if let Some(callback) = running.map(|running| running.callback) {
             session.violation(match callback {
                 Callback::HostFunction(_) => "a call in a host function",
                 Callback::Destructor => "a call in the destructor of a user object",

@@ -1,10 +1,10 @@
 //! Streams: queues of numbered jobs, and what waits for them.
 //!
-//! Every job has a number that grows with submission. A job starts when the earlier ones of its stream have ended,
-//! and those that its stream's kind, an event or its graph's last launch makes it wait for; as these all have lower numbers, there is always
-//! one that can start.
+//! Every job has a number that grows with submission. A job starts when the earlier ones of its stream have ended, and
+//! those that its stream's kind, an event or its graph's last launch makes it wait for; as these all have lower numbers,
+//! there is always one that can start.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, MutexGuard};
 use std::thread::ThreadId;
 
@@ -16,7 +16,7 @@ use crate::context::{self, intact};
 use crate::session::{Answer, Session};
 use crate::simulator::Shared;
 use crate::state::State;
-use crate::thread::Callback;
+use crate::thread::{Callback, Running};
 use crate::work::Work;
 
 /// A stream.
@@ -55,9 +55,23 @@ pub(crate) struct Job {
     pub(crate) inline: bool,
 }
 
+impl Stream {
+    /// The place in the queue behind all jobs up to this one.
+    fn behind(&self, number: u64) -> usize {
+        self.queue.partition_point(|job| job.number <= number)
+    }
+
+    /// The last job before this one of another stream's.
+    fn last_before(&self, number: u64) -> Option<u64> {
+        let before = self.behind(number).checked_sub(1)?;
+        self.queue.get(before).map(|job| job.number)
+    }
+}
+
 /// A job that has not ended.
 pub(crate) struct Pending {
     pub(crate) context: u64,
+    stream: u64,
     /// The device addresses that it uses.
     pub(crate) spans: Vec<(u64, u64)>,
 }
@@ -105,14 +119,7 @@ impl State {
             return false;
         }
         let before = |other: &Stream| other.queue.front().is_some_and(|first| first.number < job.number);
-        let held = |other: &Stream| {
-            other.context == stream.context && other.kind != Kind::Legacy && other.blocking && before(other)
-        };
-        match stream.kind {
-            Kind::Legacy => !self.streams.values().any(held),
-            _ if stream.blocking => !self.legacy_of(stream.context).is_some_and(before),
-            _ => true,
-        }
+        !self.rivals(stream).any(before)
     }
 
     /// The legacy default stream of a context, once something used it.
@@ -121,37 +128,62 @@ impl State {
         self.streams.get(&id)
     }
 
-    /// These jobs, and those without whose end they can't end.
-    fn with_all_before(&self, jobs: &[u64]) -> BTreeSet<u64> {
-        let mut seen = BTreeSet::new();
+    /// By stream, the last of its jobs without whose end these can't end; they need all before it as well.
+    fn reach(&self, jobs: &[u64]) -> BTreeMap<u64, u64> {
+        let mut reach = BTreeMap::new();
         let mut open = jobs.to_vec();
         while let Some(number) = open.pop() {
-            if seen.insert(number) {
-                open.extend(self.before(number));
+            let Some(id) = self.pending.get(&number).map(|pending| pending.stream) else { continue };
+            let Some(stream) = self.streams.get(&id) else { continue };
+            let known = reach.get(&id).copied();
+            if known.is_some_and(|known| number <= known) {
+                continue;
+            }
+            reach.insert(id, number);
+            let jobs = stream.behind(known.unwrap_or(0))..stream.behind(number);
+            open.extend(stream.queue.range(jobs).filter_map(|job| job.work.after()));
+            open.extend(self.rivals(stream).filter_map(|rival| rival.last_before(number)));
+            if known.is_none() {
+                // A host function that runs ends after what it waits for.
+                let running = self.threads.values().flat_map(|thread| &thread.running);
+                let here = running.filter(|running| running.callback == Callback::HostFunction(id));
+                open.extend(here.flat_map(|running| &running.awaits));
             }
         }
-        seen
+        reach
+    }
+
+    /// The streams whose earlier jobs come before those of this one.
+    fn rivals<'a>(&'a self, stream: &'a Stream) -> impl Iterator<Item = &'a Stream> {
+        let legacy = if stream.kind != Kind::Legacy && stream.blocking { self.legacy_of(stream.context) } else { None };
+        let is_legacy = stream.kind == Kind::Legacy;
+        let others = is_legacy.then(|| self.streams.values()).into_iter().flatten();
+        let blocking =
+            others.filter(|other| other.context == stream.context && other.kind != Kind::Legacy && other.blocking);
+        legacy.into_iter().chain(blocking)
     }
 
     /// Takes the first job that can start of these and those that they come after.
     pub(crate) fn take_before(&mut self, jobs: &[u64]) -> Option<(u64, u64, Work)> {
-        self.with_all_before(jobs).into_iter().find_map(|number| self.take(number))
+        let reach = self.reach(jobs);
+        self.take_of(|id, number| reach.get(&id).is_some_and(|&last| number <= last))
     }
 
     /// Takes the first job of all that can start.
     pub(crate) fn take_first(&mut self) -> Option<(u64, u64, Work)> {
-        let jobs: Vec<u64> = self.pending.keys().copied().collect();
-        jobs.into_iter().find_map(|number| self.take(number))
+        self.take_of(|_, _| true)
     }
 
-    /// Takes a job, if it can start.
-    fn take(&mut self, number: u64) -> Option<(u64, u64, Work)> {
-        let is_first = |stream: &Stream| stream.queue.front().is_some_and(|job| job.number == number);
-        let (&id, _) = self.streams.iter().find(|(_, stream)| is_first(stream))?;
-        match self.step(id, false) {
+    /// Takes the first job that is wanted and can start.
+    fn take_of(&mut self, is_wanted: impl Fn(u64, u64) -> bool) -> Option<(u64, u64, Work)> {
+        let first = |(&id, stream): (&u64, &Stream)| stream.queue.front().map(|job| (job.number, id));
+        let mut fronts: Vec<_> = self.streams.iter().filter_map(first).collect();
+        fronts.retain(|&(number, id)| is_wanted(id, number));
+        fronts.sort_unstable();
+        fronts.into_iter().find_map(|(_, id)| match self.step(id, false) {
             Step::Run(number, work) => Some((id, number, work)),
             Step::Wait | Step::End => None,
-        }
+        })
     }
 
     /// Those of these jobs that have not ended.
@@ -170,31 +202,6 @@ impl State {
         if let Some(context) = self.contexts.get_mut(&context) {
             context.error.get_or_insert(code);
         }
-    }
-
-    /// The jobs that have to end before this one can.
-    fn before(&self, number: u64) -> Vec<u64> {
-        let of = |stream: &Stream| stream.queue.iter().map(|job| job.number).collect::<Vec<_>>();
-        let found = self.streams.iter().find(|(_, stream)| of(stream).contains(&number));
-        let Some((id, stream)) = found else { return Vec::new() };
-        let waits = |other: &Stream| match (stream.kind, other.kind) {
-            (Kind::Legacy, kind) => kind != Kind::Legacy && other.blocking,
-            (_, Kind::Legacy) => stream.blocking,
-            _ => false,
-        };
-        let others = self
-            .streams
-            .iter()
-            .filter(|(other, found)| *other == id || (found.context == stream.context && waits(found)));
-        let mut before: Vec<u64> = others.flat_map(|(_, stream)| of(stream)).filter(|&job| job < number).collect();
-        before.extend(stream.queue.iter().find(|job| job.number == number).and_then(|job| job.work.after()));
-        // A host function that runs ends after what it waits for.
-        if stream.queue.front().is_some_and(|job| job.number == number) {
-            let callback = Some(Callback::HostFunction(*id));
-            let running = self.threads.values().filter(|thread| thread.callback == callback);
-            before.extend(running.flat_map(|thread| &thread.awaits));
-        }
-        before
     }
 
     /// Takes the first job if `inline` says that it is the asking thread's and it may start.
@@ -300,7 +307,7 @@ impl Session<'_> {
         stream.queue.push_back(Job { number, work, inline });
         stream.last = number;
         let context = stream.context;
-        self.pending.insert(number, Pending { context, spans });
+        self.pending.insert(number, Pending { context, stream: id, spans });
         self.shared.changed.notify_all();
         Ok(number)
     }
@@ -332,27 +339,29 @@ impl Session<'_> {
     /// Refuses what would never end: waiting, in a host function, for work that comes after it.
     fn refuse_own_stream(&mut self, awaited: &[u64]) -> Answer {
         let thread = self.thread;
-        let own = match self.thread(thread).callback {
-            Some(Callback::HostFunction(stream)) => self.streams.get(&stream),
-            _ => None,
-        };
-        let own = own.and_then(|stream| stream.queue.front()).map(|job| job.number);
-        match own {
-            Some(own) if self.with_all_before(awaited).contains(&own) => {
-                self.violation("a host function waits for its own stream, which hangs a real driver");
-                Err(CUresult::NOT_PERMITTED)
-            }
-            _ => Ok(()),
+        let own: Vec<u64> = self.thread(thread).running.iter().filter_map(Running::stream).collect();
+        if own.is_empty() {
+            return Ok(());
         }
+        let reach = self.reach(awaited);
+        if own.iter().any(|stream| reach.contains_key(stream)) {
+            self.violation("a host function waits for its own stream, which hangs a real driver");
+            return Err(CUresult::NOT_PERMITTED);
+        }
+        Ok(())
     }
 
     /// Waits, noting for which jobs if it is a host function that does.
     pub(crate) fn wait_for_all(&mut self, awaited: Vec<u64>) -> Answer {
         self.refuse_own_stream(&awaited)?;
         let thread = self.thread;
-        self.thread(thread).awaits.clone_from(&awaited);
+        if let Some(running) = self.thread(thread).running.last_mut() {
+            running.awaits.clone_from(&awaited);
+        }
         self.wait_until_ended(|state| state.unended(&awaited));
-        self.thread(thread).awaits.clear();
+        if let Some(running) = self.thread(thread).running.last_mut() {
+            running.awaits.clear();
+        }
         Ok(())
     }
 }
@@ -387,12 +396,12 @@ pub(crate) fn perform<'a>(
     let thread = std::thread::current().id();
     let context = state.streams.get(&id).map_or(0, |stream| stream.context);
     // Where streams are stepped by hand, a host function may do what it waits for.
-    let outer = state.thread(thread).callback;
+    let outer = state.thread(thread).running.len();
     let ready = work.prepare(&mut state, id);
     drop(state);
     let ended = ready.run(shared, context);
     let mut state = shared.lock();
-    state.thread(thread).callback = outer;
+    state.thread(thread).running.truncate(outer);
     if let Err(code) = ended {
         state.break_context(context, code);
     }

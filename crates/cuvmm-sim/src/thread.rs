@@ -15,10 +15,33 @@ pub(crate) struct Thread {
     /// Its contexts, the current one last.
     pub(crate) stack: Vec<u64>,
     pub(crate) mode: CUstreamCaptureMode,
-    /// What it runs of the application's.
-    pub(crate) callback: Option<Callback>,
+    /// What it runs of the application's, the innermost last: where streams are stepped by hand, one can run what
+    /// another waits for.
+    pub(crate) running: Vec<Running>,
+}
+
+/// Something of the application's that runs.
+pub(crate) struct Running {
+    pub(crate) callback: Callback,
     /// The jobs that it waits for.
     pub(crate) awaits: Vec<u64>,
+}
+
+impl Running {
+    /// The stream whose host function it is.
+    pub(crate) fn stream(&self) -> Option<u64> {
+        match self.callback {
+            Callback::HostFunction(stream) => Some(stream),
+            Callback::Destructor => None,
+        }
+    }
+}
+
+impl Thread {
+    /// Notes that it runs something of the application's.
+    pub(crate) fn run(&mut self, callback: Callback) {
+        self.running.push(Running { callback, awaits: Vec::new() });
+    }
 }
 
 /// What a thread runs in which no call may be made.

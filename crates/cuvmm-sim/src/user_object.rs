@@ -109,7 +109,7 @@ fn serve(shared: &Arc<Shared>) -> Answer {
             let shared = shared.clone();
             move || {
                 let thread = std::thread::current().id();
-                shared.lock().thread(thread).callback = Some(Callback::Destructor);
+                shared.lock().thread(thread).run(Callback::Destructor);
                 while let Some(call) = shared.destructors.next() {
                     call.call();
                 }

@@ -214,7 +214,7 @@ impl Work {
             Ready::Nothing
         });
         if ready.calls_host() {
-            state.thread(std::thread::current().id()).callback = Some(Callback::HostFunction(stream));
+            state.thread(std::thread::current().id()).run(Callback::HostFunction(stream));
         }
         ready
     }

@@ -1,6 +1,7 @@
 //! Streams that are stepped by hand: the order is the test's.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
 use cuvmm_sim::{Machine, Preset, kernels};
@@ -171,6 +172,52 @@ fn a_host_function_may_wait_for_another_stream() {
         assert_eq!(gpu.synchronize(stream), 0);
         assert_eq!(order.taken(), [1, 0, 800], "and it is still one when that is done");
         assert_eq!(gpu.unmap(0, 0), 1, "out of it");
+    }
+}
+
+#[test]
+fn a_host_function_that_another_waits_for_may_not_wait_for_that() {
+    for gpu in both() {
+        let (stream, other, codes) = (gpu.stream(NON_BLOCKING), gpu.stream(NON_BLOCKING), Order::default());
+        let wait = |on| {
+            let (driver, codes) = (gpu.driver.clone(), codes.clone());
+            move || {
+                // SAFETY: the stream is alive.
+                let code = unsafe { driver.raw().cuStreamSynchronize(on) };
+                codes.0.lock().unwrap().push(code.0);
+            }
+        };
+        assert_eq!([gpu.host(stream, wait(other)), gpu.host(other, wait(stream))], [0, 0]);
+        assert_eq!(gpu.synchronize(stream), 0);
+        assert_eq!(codes.taken(), [800, 0], "the inner one would wait for ever");
+
+        let simulator = gpu.simulator.clone();
+        assert_eq!(gpu.host(stream, move || assert!(simulator.step(other))), 0);
+        assert_eq!(gpu.host(other, wait(stream)), 0);
+        assert_eq!(gpu.synchronize(stream), 0);
+        assert_eq!(codes.taken(), [800], "whoever steps it");
+    }
+}
+
+#[test]
+fn thousands_of_jobs_are_waited_for_and_stepped_in_a_moment() {
+    const JOBS: usize = 4000;
+    for gpu in both() {
+        let (blocking, other, order) =
+            (gpu.stream(CUstream_flags::DEFAULT), gpu.stream(NON_BLOCKING), Order::default());
+        let queue = || {
+            for number in 0..JOBS as u32 {
+                order.queue(&gpu, [blocking, other, CUstream::LEGACY][number as usize % 3], number);
+            }
+        };
+        let begin = Instant::now();
+        queue();
+        assert_eq!([gpu.synchronize(CUstream::LEGACY), gpu.synchronize(other)], [0, 0]);
+        assert_eq!(order.taken().len(), JOBS);
+        queue();
+        assert_eq!(gpu.simulator.step_all(), JOBS);
+        assert!(order.taken().is_sorted());
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     }
 }
 
