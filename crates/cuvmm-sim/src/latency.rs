@@ -15,8 +15,8 @@ type Curve = &'static [(f64, f64)];
 /// with two.
 ///
 /// Reserving, making, mapping, granting, unmapping, giving back, exporting and importing take at least what they took
-/// there, by size and by number of mappings and devices, while no other call of the same driver gets on. All else
-/// takes what it takes.
+/// there, by size and by number of mappings and devices, one after the other whatever threads they are made on. All
+/// else takes what it takes, also meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latency {
     reserve: f64,
@@ -187,11 +187,13 @@ pub(crate) struct Aftermath {
     disturbance: Duration,
     /// Until when grants are slow.
     disturbed_until: Option<Instant>,
+    /// Until when the driver is taken by the calls so far.
+    taken_until: Option<Instant>,
 }
 
 impl Aftermath {
     pub(crate) fn new(latency: Latency) -> Self {
-        Self { latency, due: Duration::ZERO, disturbance: Duration::ZERO, disturbed_until: None }
+        Self { latency, due: Duration::ZERO, disturbance: Duration::ZERO, disturbed_until: None, taken_until: None }
     }
 
     /// Notes that nobody has so many bytes any more.
@@ -210,6 +212,17 @@ impl Aftermath {
         }
         length + std::mem::take(&mut self.due)
     }
+
+    /// When a call may return that ends at `now`: one that takes time is served after those before it.
+    fn end(&mut self, pause: &Pause, now: Instant) -> Instant {
+        let length = self.settle(pause, now);
+        if length.is_zero() {
+            return pause.since;
+        }
+        let end = self.taken_until.map_or(pause.since, |until| until.max(pause.since)) + length;
+        self.taken_until = Some(end);
+        end
+    }
 }
 
 impl Session<'_> {
@@ -221,17 +234,20 @@ impl Session<'_> {
         }
     }
 
-    /// Lets the time go by that this call takes, and nobody else in.
-    pub(crate) fn let_time_go_by(&mut self) {
-        let Some(pause) = self.pause.take() else { return };
-        let length = self.aftermath.as_mut().map(|aftermath| aftermath.settle(&pause, Instant::now()));
-        let end = pause.since + length.unwrap_or_default();
-        if let Some(rest) = end.saturating_duration_since(Instant::now()).checked_sub(AWAKE) {
-            std::thread::sleep(rest);
-        }
-        while Instant::now() < end {
-            std::hint::spin_loop();
-        }
+    /// When this call, which has done its work, is to return; none where its time is not modelled.
+    pub(crate) fn end(&mut self) -> Option<Instant> {
+        let pause = self.pause.take()?;
+        self.aftermath.as_mut().map(|aftermath| aftermath.end(&pause, Instant::now()))
+    }
+}
+
+/// Lets the time go by until then. Nobody's lock is held meanwhile.
+pub(crate) fn wait_until(end: Instant) {
+    if let Some(rest) = end.saturating_duration_since(Instant::now()).checked_sub(AWAKE) {
+        std::thread::sleep(rest);
+    }
+    while Instant::now() < end {
+        std::hint::spin_loop();
     }
 }
 
@@ -315,5 +331,17 @@ mod tests {
         let slow = Duration::from_micros(1000);
         assert_eq!(aftermath.settle(&grant(), now + Duration::from_millis(5)), slow);
         assert_eq!(aftermath.settle(&grant(), now + Duration::from_millis(7)), Duration::ZERO);
+    }
+
+    #[test]
+    fn calls_that_take_time_take_it_one_after_the_other_and_others_do_not_wait() {
+        let now = Instant::now();
+        let call = |micros| Pause { since: now, length: Duration::from_micros(micros), grants: false };
+        let mut aftermath = Aftermath::new(Latency::h200());
+        assert_eq!(aftermath.end(&call(30), now), now + Duration::from_micros(30));
+        assert_eq!(aftermath.end(&call(0), now), now);
+        assert_eq!(aftermath.end(&call(20), now), now + Duration::from_micros(50));
+        let later = now + Duration::from_micros(70);
+        assert_eq!(aftermath.end(&Pause { since: later, ..call(5) }, later), later + Duration::from_micros(5));
     }
 }

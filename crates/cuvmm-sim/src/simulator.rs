@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, Call, Driver, Error};
 
+use crate::latency;
 use crate::live::{Live, Violation};
 use crate::machine::Machine;
 use crate::process;
@@ -258,7 +259,9 @@ impl Simulator {
     pub(crate) fn answer(&self, call: Call, work: impl FnOnce(&mut Session<'_>) -> Answer) -> CUresult {
         let answer = self.enter(call).and_then(|mut session| {
             let answer = work(&mut session);
-            session.let_time_go_by();
+            let end = session.end();
+            drop(session);
+            end.into_iter().for_each(latency::wait_until);
             answer
         });
         answer.err().unwrap_or(CUresult::SUCCESS)

@@ -1,6 +1,7 @@
 //! Machines: what differs between them is answered as the machine has it.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
@@ -151,6 +152,29 @@ fn calls_take_at_least_as_long_as_the_machine_says() {
     assert_eq!(gpu.unmap(buffer.address, size), 0);
     assert!(time(|| gpu.release(buffer.handle)) >= Duration::from_micros(2000));
     assert!(time(|| gpu.grant(other.address, UNIT, &read_only)) >= Duration::from_millis(1), "12 ms are slow");
+}
+
+#[test]
+fn other_calls_get_on_while_one_takes_its_time() {
+    let gpu = Gpu::new(Machine::h200().latency(Latency::h200())).with_context();
+    let stream = gpu.stream(CUstream_flags::NON_BLOCKING);
+    let made = AtomicBool::new(false);
+    let mut calls = 0;
+    std::thread::scope(|scope| {
+        // It takes 229 ms.
+        scope.spawn(|| {
+            gpu.create_as(1 << 30, &node_memory(0)).unwrap();
+            made.store(true, Ordering::Release);
+        });
+        while gpu.simulator.live().allocations == 0 {
+            std::thread::yield_now();
+        }
+        while !made.load(Ordering::Acquire) {
+            assert_eq!(gpu.query(stream), 0);
+            calls += 1;
+        }
+    });
+    assert!(calls > 10, "{calls}");
 }
 
 #[test]
