@@ -94,12 +94,14 @@ impl Shared {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // In a forked child nothing is to be done: the kernel keeps its own account of what a child shares.
-        if !self.shared.is_forked() {
-            self.shared.destructors.close();
-            self.shared.lock().clear();
-            self.shared.changed.notify_all();
+        if self.shared.is_forked() {
+            // Nothing is to be done in a forked child, not even when its last share goes: a thread that the child does
+            // not have may hold the locks, and the kernel keeps its own account of what a child shares.
+            return std::mem::forget(self.shared.clone());
         }
+        self.shared.destructors.close();
+        self.shared.lock().clear();
+        self.shared.changed.notify_all();
     }
 }
 
