@@ -11,7 +11,7 @@ use cuvmm_driver::{CUresult, Call};
 use crate::capture::Capture;
 use crate::context::{Context, Primary};
 use crate::event::Event;
-use crate::faults::LOGGED;
+use crate::faults::push_last;
 use crate::graph::{Executable, Graph};
 use crate::latency::{Aftermath, Latency};
 use crate::live::Violation;
@@ -57,8 +57,10 @@ pub(crate) struct State {
     pub(crate) aftermath: Option<Aftermath>,
     pub(crate) executables: BTreeMap<u64, Executable>,
     pub(crate) user_objects: BTreeMap<u64, UserObject>,
+    /// How many of them were alive when somebody looked last.
+    pub(crate) objects_alive: usize,
     pub(crate) modules: BTreeMap<u64, Module>,
-    pub(crate) violations: Vec<Violation>,
+    pub(crate) violations: VecDeque<Violation>,
     pub(crate) calls: VecDeque<Call>,
     pub(crate) ended: Ended,
     pub(crate) shut_down: bool,
@@ -184,8 +186,9 @@ impl State {
             executables: BTreeMap::new(),
             aftermath: latency.map(Aftermath::new),
             user_objects: BTreeMap::new(),
+            objects_alive: 0,
             modules: BTreeMap::new(),
-            violations: Vec::new(),
+            violations: VecDeque::new(),
             calls: VecDeque::new(),
             ended: Ended::default(),
             shut_down: false,
@@ -200,16 +203,12 @@ impl State {
         self.next
     }
 
-    /// Logs a call, at the expense of the oldest where there are too many.
     pub(crate) fn log(&mut self, call: Call) {
-        if self.calls.len() == LOGGED {
-            self.calls.pop_front();
-        }
-        self.calls.push_back(call);
+        push_last(&mut self.calls, call);
     }
 
     pub(crate) fn note(&mut self, call: Call, text: String) {
-        self.violations.push(Violation { call, text });
+        push_last(&mut self.violations, Violation { call, text });
     }
 
     /// The reservation around an address.

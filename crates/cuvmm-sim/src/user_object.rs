@@ -150,7 +150,11 @@ pub(crate) fn create(
         return Err(CUresult::INVALID_VALUE);
     }
     serve(session.shared)?;
-    session.user_objects.retain(|_, object| object.is_alive());
+    // The dead are forgotten once they can be as many as the others, so that it costs each object but little.
+    if session.user_objects.len() > 2 * session.objects_alive {
+        session.user_objects.retain(|_, object| object.is_alive());
+        session.objects_alive = session.user_objects.len();
+    }
     let object = Arc::new(Object { destructor, destructors: session.shared.destructors.clone() });
     let id = session.number();
     let known = UserObject { object: Arc::downgrade(&object), owned: Some((object, references.into())) };

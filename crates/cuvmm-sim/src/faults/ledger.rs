@@ -10,8 +10,9 @@ use crate::live::Live;
 
 /// Counts what successful calls left alive, and logs all calls. Clones share the counts and the log.
 ///
-/// It sees results alone, not the driver: bytes and user objects are not counted, what an imported handle is released with is not
-/// told from others, and what goes with a context that is reset stays counted: its streams, events, modules and plain memory.
+/// It sees results alone, not the driver: bytes and user objects are not counted, what an imported handle is released
+/// with is not told from others, and what goes with a context that is reset stays counted: its streams, events, modules
+/// and plain memory.
 ///
 /// ```
 /// use cuvmm_driver::{Call, Driver, Hooked};
@@ -121,7 +122,11 @@ impl Book {
             Call::cuMemMap => drop(self.mappings.insert(argument(0), argument(1))),
             Call::cuMemUnmap => {
                 let end = argument(0).saturating_add(argument(1));
-                self.mappings.retain(|&start, &mut bytes| start < argument(0) || start.saturating_add(bytes) > end);
+                let inside = self.mappings.range(argument(0)..end);
+                let inside = inside.filter(|&(&start, &bytes)| start.saturating_add(bytes) <= end);
+                for start in inside.map(|(&start, _)| start).collect::<Vec<_>>() {
+                    self.mappings.remove(&start);
+                }
             }
             Call::cuMemAddressReserve => live.reservations += 1,
             Call::cuMemAddressFree => less(&mut live.reservations),

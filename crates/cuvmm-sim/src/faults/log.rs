@@ -6,8 +6,15 @@ use std::thread::ThreadId;
 
 use cuvmm_driver::{CUresult, Call, Invocation};
 
-/// How many calls a log keeps.
-pub(crate) const LOGGED: usize = 1 << 18;
+/// How many lines a log keeps.
+const LOGGED: usize = 1 << 18;
+
+/// Adds a line to a log, at the expense of the oldest where there are too many, which is then given back.
+pub(crate) fn push_last<T>(log: &mut VecDeque<T>, line: T) -> Option<T> {
+    let oldest = if log.len() == LOGGED { log.pop_front() } else { None };
+    log.push_back(line);
+    oldest
+}
 
 /// A call that was made. Shown as a line of C with its result: addresses, handles and pointers in hexadecimal, all
 /// else as decimal numbers.
@@ -96,14 +103,12 @@ struct Line {
 impl Log {
     /// Notes a call, at the expense of the oldest where there are too many.
     pub(crate) fn add(&mut self, invocation: &Invocation<'_>, result: CUresult) {
-        if self.lines.len() == LOGGED
-            && let Some(oldest) = self.lines.pop_front()
-        {
+        let (call, arguments) = (invocation.call, invocation.arguments.len());
+        let line = Line { call, arguments, result, thread: std::thread::current().id() };
+        if let Some(oldest) = push_last(&mut self.lines, line) {
             self.arguments.drain(..oldest.arguments);
         }
         self.arguments.extend(invocation.arguments);
-        let (call, arguments) = (invocation.call, invocation.arguments.len());
-        self.lines.push_back(Line { call, arguments, result, thread: std::thread::current().id() });
         self.total += 1;
     }
 

@@ -13,7 +13,7 @@ pub use log::LoggedCall;
 pub use plan::{Fault, Faults, When};
 pub use random::Random;
 
-pub(crate) use log::LOGGED;
+pub(crate) use log::push_last;
 
 use cuvmm_driver::{CUresult, Failure, Hook, Invocation};
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::{CUresult, Call, Failure, Hook, Invocation};
 
-use super::log::LOGGED;
+use super::log::push_last;
 use super::random::{Drawing, Random};
 
 /// Whether a call fails instead of taking effect, or after it did.
@@ -81,8 +81,8 @@ struct Rule {
 type Predicate = Arc<dyn Fn(&[u64]) -> bool + Send + Sync>;
 
 enum Which {
-    /// After so many more of these calls; none once it fired.
-    Left(Option<usize>),
+    /// After so many more of these calls.
+    Left(usize),
     /// Each with such arguments.
     Matching(Predicate),
 }
@@ -96,7 +96,7 @@ impl Faults {
     /// Makes the `nth` call from now of that name fail once with `code`. 1 is the next; 0, and a `code` of success,
     /// plan nothing.
     pub fn fail(&self, call: Call, nth: usize, code: CUresult, when: When) {
-        self.add(Some(call), code, when, Which::Left(nth.checked_sub(1)));
+        self.add_nth(Some(call), nth, code, when);
     }
 
     /// Makes the `nth` call from now fail once with `code`, whatever it is called. 1 is the next; 0, and a `code` of
@@ -114,7 +114,7 @@ impl Faults {
     /// # Ok::<(), cuvmm_driver::Error>(())
     /// ```
     pub fn fail_any(&self, nth: usize, code: CUresult, when: When) {
-        self.add(None, code, when, Which::Left(nth.checked_sub(1)));
+        self.add_nth(None, nth, code, when);
     }
 
     /// Makes each call of that name fail whose arguments, as in [`Invocation::arguments`], satisfy `matches`, which
@@ -173,6 +173,12 @@ impl Faults {
         self.lock().faults.iter().copied().collect()
     }
 
+    fn add_nth(&self, call: Option<Call>, nth: usize, code: CUresult, when: When) {
+        if let Some(left) = nth.checked_sub(1) {
+            self.add(call, code, when, Which::Left(left));
+        }
+    }
+
     fn add(&self, call: Option<Call>, code: CUresult, when: When, which: Which) {
         if let Some(failure) = Failure::new(code) {
             self.lock().rules.push(Rule { call, when, failure, which });
@@ -201,28 +207,27 @@ impl Plan {
     /// Counts a call; the failures that are due to it, or are if their predicate says so.
     fn due(&mut self, call: Call, when: When) -> Vec<(Failure, Option<Predicate>)> {
         let mut due = Vec::new();
-        for rule in self.rules.iter_mut().filter(|rule| rule.call.is_none_or(|name| name == call) && rule.when == when)
-        {
+        self.rules.retain_mut(|rule| {
+            if rule.when != when || rule.call.is_some_and(|name| name != call) {
+                return true;
+            }
             match &mut rule.which {
                 Which::Matching(matches) => due.push((rule.failure, Some(matches.clone()))),
-                Which::Left(left) => {
-                    if *left == Some(0) {
-                        due.push((rule.failure, None));
-                    }
-                    *left = left.and_then(|left| left.checked_sub(1));
+                Which::Left(0) => {
+                    due.push((rule.failure, None));
+                    return false;
                 }
+                Which::Left(left) => *left -= 1,
             }
-        }
+            true
+        });
         due.extend(self.drawings.iter_mut().filter_map(|drawing| Some((drawing.draw(call, when)?, None))));
         due
     }
 
     fn fire(&mut self, fault: Fault) {
         self.fired += 1;
-        if self.faults.len() == LOGGED {
-            self.faults.pop_front();
-        }
-        self.faults.push_back(fault);
+        push_last(&mut self.faults, fault);
     }
 }
 

@@ -205,6 +205,32 @@ fn the_log_keeps_the_last_calls_alone() {
 }
 
 #[test]
+fn the_driver_keeps_its_last_calls_and_violations_alone() {
+    const KEPT: usize = 1 << 18;
+    let gpu = Gpu::strict();
+    for handle in 1..=KEPT as u64 + 3 {
+        assert_eq!(gpu.release(handle), 1);
+    }
+    let violations = gpu.simulator.violations();
+    assert_eq!((violations.len(), gpu.simulator.calls().len()), (KEPT, KEPT));
+    assert_eq!(violations[0].to_string(), "cuMemRelease: handle 0x4 is not alive");
+}
+
+#[test]
+fn a_plan_forgets_what_fired_or_never_can() {
+    let (gpu, faults, _) = hooked();
+    for nth in [0, 1, 2] {
+        faults.fail(Call::cuMemCreate, nth, OUT_OF_MEMORY, When::Before);
+        faults.fail_any(nth, OUT_OF_MEMORY, When::After);
+    }
+    assert!(format!("{faults:?}").contains("rules: 4"), "{faults:?}");
+    assert_eq!([gpu.create(UNIT), gpu.create(UNIT)], [Err(2), Err(2)]);
+    let _ = [gpu.reserve(UNIT, 0, 0), gpu.reserve(UNIT, 0, 0)];
+    assert_eq!(faults.fired(), 4);
+    assert!(format!("{faults:?}").contains("rules: 0"), "{faults:?}");
+}
+
+#[test]
 fn failures_at_random_follow_from_the_seed_and_are_told() {
     let run = |seed: u64| {
         let (gpu, faults, ledger) = hooked();
