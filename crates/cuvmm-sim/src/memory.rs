@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::session::Answer;
+use crate::space::Taken;
 
 /// The size of every memory file, whatever is in it.
 pub(crate) const FILE_BYTES: u64 = 1 << 46;
@@ -42,6 +43,7 @@ const BOUNCE: usize = 64 << 10;
 pub(crate) struct View {
     pointer: *mut u8,
     bytes: usize,
+    _taken: Taken,
 }
 
 // SAFETY: the mapping belongs to the process; the pointer is only ever copied through.
@@ -56,17 +58,19 @@ const _: () = {
 
 impl View {
     fn anonymous(bytes: usize) -> rustix::io::Result<Self> {
+        let taken = Taken::of(bytes as u64).map_err(|_| Errno::NOMEM)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping wherever the kernel likes.
         let pointer = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, access(), flags) }?;
-        Ok(Self { pointer: pointer.cast(), bytes })
+        Ok(Self { pointer: pointer.cast(), bytes, _taken: taken })
     }
 
     fn of_file(file: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<Self> {
+        let taken = Taken::of(bytes as u64).map_err(|_| Errno::NOMEM)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping wherever the kernel likes; the file is sealed, so all of it stays there.
         let pointer = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access(), flags, file, 0) }?;
-        Ok(Self { pointer: pointer.cast(), bytes })
+        Ok(Self { pointer: pointer.cast(), bytes, _taken: taken })
     }
 
     pub(crate) fn pointer(&self) -> *mut u8 {

@@ -48,7 +48,7 @@ impl Drop for Arena {
 /// Where a simulator looks for addresses next.
 #[derive(Debug)]
 pub(crate) struct Placer {
-    /// None where so many simulators live that the kernel chooses for this one.
+    /// None before something is placed, and where so many simulators live that the kernel chooses for this one.
     arena: Option<Arena>,
     small: u64,
     large: u64,
@@ -57,11 +57,14 @@ pub(crate) struct Placer {
 
 impl Placer {
     pub(crate) fn new() -> Self {
-        Self { arena: Arena::take(), small: 0, large: 0, huge: 0 }
+        Self { arena: None, small: 0, large: 0, huge: 0 }
     }
 
     /// Reserves `bytes` somewhere, aligned.
     pub(crate) fn place(&mut self, bytes: u64, alignment: u64) -> Result<Range, NoRange> {
+        if self.arena.is_none() {
+            self.arena = Arena::take();
+        }
         let arena = |arenas, step| self.arena.as_ref().map(|arena| arena.span(arenas, step));
         let (span, cursor) = match bytes {
             ..LARGE => (arena(SMALL_ARENAS, SMALL_STEP), &mut self.small),

@@ -6,17 +6,43 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 
 use crate::memory::View;
 
+/// The most addresses that the simulators of a process take together: of the 128 TiB that it has, the rest is for what
+/// is not theirs.
+const MOST_TAKEN: u64 = 112 << 40;
+
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// A share of the process's addresses, wherever they are, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken(u64);
+
+impl Taken {
+    pub(crate) fn of(bytes: u64) -> Result<Self, NoRange> {
+        let with = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= MOST_TAKEN);
+        let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
+        taken.map(|_| Self(bytes)).map_err(|_| NoRange::Exhausted)
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
 /// Addresses that are reserved, untouchable, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Range {
     start: u64,
     bytes: u64,
+    _taken: Taken,
 }
 
 /// Why there is no range.
@@ -31,11 +57,12 @@ pub(crate) enum NoRange {
 impl Range {
     /// Reserves exactly these addresses.
     pub(crate) fn at(start: u64, bytes: u64) -> Result<Self, NoRange> {
+        let taken = Taken::of(bytes)?;
         match reserve(start, bytes, MapFlags::FIXED_NOREPLACE) {
-            Ok(given) if given == start => Ok(Self { start, bytes }),
+            Ok(given) if given == start => Ok(Self { start, bytes, _taken: taken }),
             Ok(given) => {
                 // A kernel without MAP_FIXED_NOREPLACE takes the address as a wish.
-                drop(Self { start: given, bytes });
+                give_back(given, bytes);
                 Err(NoRange::Taken)
             }
             Err(Errno::NOMEM) => Err(NoRange::Exhausted),
@@ -45,15 +72,16 @@ impl Range {
 
     /// Reserves addresses that the kernel chooses, aligned.
     pub(crate) fn anywhere(bytes: u64, alignment: u64) -> Result<Self, NoRange> {
+        let taken = Taken::of(bytes)?;
         let over = bytes.checked_add(alignment).ok_or(NoRange::Exhausted)?;
         let given = reserve(0, over, MapFlags::empty()).map_err(|_| NoRange::Exhausted)?;
         let start = align_up(given, alignment).ok_or(NoRange::Exhausted)?;
         let before = start - given;
         let after = alignment - before;
-        // Dropping these trims what was reserved too much.
-        drop(Self { start: given, bytes: before });
-        drop(Self { start: start + bytes, bytes: after });
-        Ok(Self { start, bytes })
+        // What was reserved too much.
+        give_back(given, before);
+        give_back(start + bytes, after);
+        Ok(Self { start, bytes, _taken: taken })
     }
 
     pub(crate) fn start(&self) -> u64 {
@@ -63,11 +91,16 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            // SAFETY: the kernel gave this range to us, and with it goes all that was mapped into it; nothing of
-            // this process holds references into it.
-            let _ = unsafe { rustix::mm::munmap(pointer(self.start), self.bytes as usize) };
-        }
+        give_back(self.start, self.bytes);
+    }
+}
+
+/// Gives addresses back that the kernel gave to us.
+fn give_back(start: u64, bytes: u64) {
+    if bytes > 0 {
+        // SAFETY: the kernel gave this range to us, and with it goes all that was mapped into it; nothing of this
+        // process holds references into it.
+        let _ = unsafe { rustix::mm::munmap(pointer(start), bytes as usize) };
     }
 }
 

@@ -285,6 +285,29 @@ fn a_limit_of_file_sizes_answers_304_and_ends_nobody() {
 }
 
 #[test]
+fn whatever_is_reserved_and_made_the_process_keeps_addresses_of_its_own() {
+    const TEST: &str = "whatever_is_reserved_and_made_the_process_keeps_addresses_of_its_own";
+    if !is_peer_of(TEST) {
+        let mut peer = Peer::start(TEST, Stdio::null());
+        peer.says("done");
+        return peer.ends_well();
+    }
+    let (_simulator, driver) = start_on(Machine::h200().without_numa());
+    let host = CUmemAllocationProp::pinned(CUmemLocation::host_numa(0), CUmemAllocationHandleType::NONE);
+    let mut calls = 0;
+    for size in (30..=45).rev().map(|exponent| 1_usize << exponent) {
+        while driver.mem_create(size, &host).is_ok() && driver.mem_address_reserve(size, 0, CUdeviceptr(0)).is_ok() {
+            calls += 1;
+        }
+    }
+    assert!(calls > 0);
+    let mut own = Vec::<u8>::new();
+    own.try_reserve_exact(1 << 30).unwrap();
+    std::thread::spawn(|| ()).join().unwrap();
+    println!("done");
+}
+
+#[test]
 fn a_descriptor_is_never_number_0() {
     const TEST: &str = "a_descriptor_is_never_number_0";
     if !is_peer_of(TEST) {
