@@ -1,13 +1,14 @@
 //! What a driver takes of its process: threads and open files. There is one test here, so that the counts are exact.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, reason = "tests")]
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::Driver;
 use cuvmm_driver::sys::*;
-use cuvmm_sim::{Machine, Simulator};
+use cuvmm_sim::{Machine, Simulator, kernels};
 
 const CHUNK: usize = 64 << 10;
 const STREAMS: usize = 64;
@@ -26,9 +27,28 @@ fn start() -> (Simulator, Driver) {
     (simulator, driver)
 }
 
+/// Makes the context of device 0 current.
+fn enter(driver: &Driver) {
+    let mut context = CUcontext::NULL;
+    // SAFETY: the output is a local.
+    assert_eq!(unsafe { driver.raw().cuDevicePrimaryCtxRetain(&raw mut context, CUdevice(0)) }.0, 0);
+    // SAFETY: numbers alone.
+    assert_eq!(unsafe { driver.raw().cuCtxSetCurrent(context) }.0, 0);
+}
+
+/// Waits until there are so many threads again.
+fn await_threads(before: usize) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while threads() > before {
+        assert!(Instant::now() < until, "threads are left");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn threads_and_files_are_as_many_as_must_be() {
     a_stream_has_a_thread_while_the_driver_lives();
+    a_dropped_driver_ends_what_spins_and_what_is_queued_behind_it();
     only_what_can_be_exported_has_a_file();
 }
 
@@ -37,11 +57,7 @@ fn a_stream_has_a_thread_while_the_driver_lives() {
     let before = threads();
     let (simulator, driver) = start();
     let raw = driver.raw();
-    let mut context = CUcontext::NULL;
-    // SAFETY: the output is a local.
-    assert_eq!(unsafe { raw.cuDevicePrimaryCtxRetain(&raw mut context, CUdevice(0)) }.0, 0);
-    // SAFETY: numbers alone.
-    assert_eq!(unsafe { raw.cuCtxSetCurrent(context) }.0, 0);
+    enter(&driver);
     for made in 1..=STREAMS {
         let mut stream = CUstream::NULL;
         // SAFETY: the output is a local.
@@ -52,11 +68,32 @@ fn a_stream_has_a_thread_while_the_driver_lives() {
         assert_eq!(threads(), before + made);
     }
     drop((driver, simulator));
-    let until = Instant::now() + Duration::from_secs(20);
-    while threads() > before {
-        assert!(Instant::now() < until, "threads are left");
-        std::thread::yield_now();
+    await_threads(before);
+}
+
+fn a_dropped_driver_ends_what_spins_and_what_is_queued_behind_it() {
+    extern "C" fn never(_data: *mut c_void) {
+        RAN.store(true, Ordering::Relaxed);
     }
+    static RAN: AtomicBool = AtomicBool::new(false);
+    /// Longer than the test waits.
+    const LONG: u64 = 60_000_000_000;
+    let before = threads();
+    let (simulator, driver) = start();
+    enter(&driver);
+    let (mut address, mut nanoseconds) = (0_u64, LONG);
+    // SAFETY: the text is a module's, the parameters are the function's, and the host function takes anything.
+    unsafe {
+        let module = driver.module_load_data(kernels::PTX).unwrap();
+        let spin = driver.module_get_function(module, kernels::SPIN).unwrap();
+        let mut parameters = [(&raw mut address).cast(), (&raw mut nanoseconds).cast()];
+        driver.launch_kernel(spin, [1; 3], [1; 3], 0, CUstream::LEGACY, &mut parameters).unwrap();
+        assert_eq!(driver.raw().cuLaunchHostFunc(CUstream::LEGACY, Some(never), std::ptr::null_mut()).0, 0);
+    }
+    assert_eq!(threads(), before + 1);
+    drop((driver, simulator));
+    await_threads(before);
+    assert!(!RAN.load(Ordering::Relaxed));
 }
 
 fn only_what_can_be_exported_has_a_file() {
