@@ -59,8 +59,7 @@ pub(crate) fn claim(session: &mut Session<'_>, home: Home, size: usize) -> Answe
         Home::Node(node) => machine.node_memory(node).unwrap_or(0),
         Home::Foreign => usize::MAX,
     };
-    let fits = session.used_by(home).checked_add(size).is_some_and(|used| used <= total);
-    if fits && size <= MOST_BYTES { Ok(()) } else { Err(CUresult::OUT_OF_MEMORY) }
+    if size <= MOST_BYTES && session.has_room(home, size, total) { Ok(()) } else { Err(CUresult::OUT_OF_MEMORY) }
 }
 
 /// Makes the bytes. Device memory is poisoned; the host's is zero, as the kernel hands it out.

@@ -25,7 +25,9 @@ const PCIE_MAPPING: u64 = 1;
 /// 304 where the machine has no room for so many more open files.
 pub(crate) fn room_for_files(session: &mut Session<'_>, more: usize) -> Answer {
     let Some(most) = session.shared.machine.open_files else { return Ok(()) };
-    let fits = session.open_files().checked_add(more).is_some_and(|files| files <= most);
+    let fits = |files: usize| files.checked_add(more).is_some_and(|files| files <= most);
+    // What was closed meanwhile is looked for only where that decides.
+    let fits = fits(session.files_given_out()) || fits(session.open_files());
     if fits { Ok(()) } else { Err(CUresult::OPERATING_SYSTEM) }
 }
 

@@ -350,6 +350,11 @@ impl State {
     pub(crate) fn open_files(&mut self) -> usize {
         self.is_held();
         self.given_away.retain(|&(number, identity)| memory::is_open(number, identity));
+        self.files_given_out()
+    }
+
+    /// The same, with those that were closed since somebody looked last.
+    pub(crate) fn files_given_out(&self) -> usize {
         let ours = self.physical.values().filter(|physical| physical.memory.file_number().is_some()).count();
         ours + self.held.len() + self.pinned.len() + self.given_away.len()
     }
@@ -391,6 +396,12 @@ impl State {
             self.give_back(memory.home, memory.bytes);
         }
         !self.held.is_empty() || !self.pinned.is_empty()
+    }
+
+    /// Whether so much more fits where there is so much in all. What others hold is looked at only where that decides.
+    pub(crate) fn has_room(&mut self, home: Home, bytes: usize, total: usize) -> bool {
+        let fits = |used: usize| used.checked_add(bytes).is_some_and(|used| used <= total);
+        fits(self.used.get(&home).copied().unwrap_or(0)) || fits(self.used_by(home))
     }
 
     /// The bytes that are in use there.
