@@ -20,14 +20,14 @@ pub(crate) struct Event {
 /// The event that a call names.
 fn named(session: &mut Session<'_>, event: CUevent) -> Answer<u64> {
     let id = event.0.addr() as u64;
+    if session.events.contains_key(&id) {
+        return Ok(id);
+    }
     if session.ended.contains(&id) {
         return Err(CUresult::INVALID_CONTEXT);
     }
-    if !session.events.contains_key(&id) {
-        session.violation(format!("event {id:#x} is not alive"));
-        return Err(CUresult::INVALID_HANDLE);
-    }
-    Ok(id)
+    session.violation(format!("event {id:#x} is not alive"));
+    Err(CUresult::INVALID_HANDLE)
 }
 
 pub(crate) fn create(session: &mut Session<'_>, flags: CUevent_flags) -> Answer<CUevent> {

@@ -119,7 +119,9 @@ pub(crate) fn destroy(session: &mut Session<'_>, graph: CUgraph) -> Answer {
 fn add(session: &mut Session<'_>, graph: u64, after: &[CUgraphNode], work: Work) -> Answer<CUgraphNode> {
     let number = session.number();
     let graph = session.graphs.get_mut(&graph).ok_or(CUresult::INVALID_VALUE)?;
-    let known = |node: &CUgraphNode| graph.nodes.iter().any(|other| other.number == node.0.addr() as u64);
+    // Later nodes have higher numbers.
+    let known =
+        |node: &CUgraphNode| graph.nodes.binary_search_by_key(&node.0.addr(), |other| other.number as usize).is_ok();
     let mut numbers: Vec<usize> = after.iter().map(|node| node.0.addr()).collect();
     numbers.sort_unstable();
     if !after.iter().all(known) || numbers.windows(2).any(|pair| pair[0] == pair[1]) {

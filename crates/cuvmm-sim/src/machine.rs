@@ -8,7 +8,8 @@ use cuvmm_driver::sys::*;
 use crate::latency::Latency;
 use crate::policy::Preset;
 
-/// How much the sizes and addresses of such memory must be multiples of: a function of the whole property struct.
+/// How much the sizes and addresses of such memory must be multiples of: a function of the whole property struct. It is
+/// asked in the middle of calls, so it makes none.
 pub type Granularity = fn(&CUmemAllocationProp, CUmemAllocationGranularity_flags) -> usize;
 
 /// A machine: devices, host nodes, limits, and the driver's version and habits. Plain options; the default is
