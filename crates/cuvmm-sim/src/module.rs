@@ -35,8 +35,9 @@ pub(crate) struct Shape {
 impl Shape {
     fn check(&self) -> Answer {
         let fits = |asked: [u32; 3], most: [u32; 3]| asked.iter().zip(most).all(|(&n, most)| (1..=most).contains(&n));
-        let threads: u64 = self.block.iter().map(|&n| u64::from(n)).product();
-        let fits = fits(self.grid, GRID) && fits(self.block, BLOCK) && threads <= BLOCK_THREADS;
+        // Of directions that fit, the product does too.
+        let threads = || self.block.iter().map(|&n| u64::from(n)).product::<u64>();
+        let fits = fits(self.grid, GRID) && fits(self.block, BLOCK) && threads() <= BLOCK_THREADS;
         if fits && self.shared_bytes <= SHARED_BYTES { Ok(()) } else { Err(CUresult::INVALID_VALUE) }
     }
 }

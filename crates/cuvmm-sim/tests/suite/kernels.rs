@@ -257,6 +257,7 @@ fn a_launch_needs_a_function_a_shape_and_parameters() {
         (unit, [1025, 1, 1], 0),
         (unit, [512, 3, 1], 0),
         (unit, [1, 1, 65], 0),
+        ([u32::MAX; 3], [u32::MAX; 3], u32::MAX),
         (unit, unit, 49_153),
     ];
     for gpu in Gpu::both() {
