@@ -190,7 +190,7 @@ fn lasting(driver: &Driver) -> u64 {
     address.0
 }
 
-fn machines() -> [(&'static str, Machine); 4] {
+fn machines() -> [(&'static str, Machine); 5] {
     let small = || Machine::small().device_memory(1 << 26);
     let mut pair = Machine::h200_pair().device_memory(1 << 26).preset(Preset::Measured).with_imex();
     (pair.granularity, pair.reservation_unit) = (small().granularity, small().reservation_unit);
@@ -202,7 +202,13 @@ fn machines() -> [(&'static str, Machine); 4] {
         })
         .hints(Hints::Elsewhere)
         .numa_nodes([NumaNode { id: 1, memory: 1 << 26 }, NumaNode { id: 3, memory: 0 }]);
-    [("strict", small()), ("measured", small().preset(Preset::Measured)), ("pair", pair), ("odd", odd)]
+    [
+        ("strict", small()),
+        ("measured", small().preset(Preset::Measured)),
+        ("pair", pair),
+        ("odd", odd),
+        ("by hand", small().preset(Preset::Measured).manual_streams()),
+    ]
 }
 
 fn number_from(variable: &str, otherwise: u64) -> u64 {
