@@ -72,7 +72,7 @@ impl Range {
 
     /// Reserves addresses that the kernel chooses, aligned.
     pub(crate) fn anywhere(bytes: u64, alignment: u64) -> Result<Self, NoRange> {
-        let taken = Taken::of(bytes)?;
+        let (taken, _over) = (Taken::of(bytes)?, Taken::of(alignment)?);
         let over = bytes.checked_add(alignment).ok_or(NoRange::Exhausted)?;
         let given = reserve(0, over, MapFlags::empty()).map_err(|_| NoRange::Exhausted)?;
         let start = align_up(given, alignment).ok_or(NoRange::Exhausted)?;
