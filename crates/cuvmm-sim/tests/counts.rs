@@ -48,6 +48,7 @@ fn await_threads(before: usize) {
 #[test]
 fn threads_and_files_are_as_many_as_must_be() {
     a_stream_has_a_thread_while_the_driver_lives();
+    a_thread_that_ended_leaves_no_stream_behind();
     a_dropped_driver_ends_what_spins_and_what_is_queued_behind_it();
     only_what_can_be_exported_has_a_file();
 }
@@ -68,6 +69,24 @@ fn a_stream_has_a_thread_while_the_driver_lives() {
         assert_eq!(threads(), before + made);
     }
     drop((driver, simulator));
+    await_threads(before);
+}
+
+fn a_thread_that_ended_leaves_no_stream_behind() {
+    extern "C" fn wait(_data: *mut c_void) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let before = threads();
+    let (_simulator, driver) = start();
+    for _ in 0..STREAMS {
+        let work = || {
+            enter(&driver);
+            // SAFETY: the function takes anything.
+            let code = unsafe { driver.raw().cuLaunchHostFunc(CUstream::PER_THREAD, Some(wait), std::ptr::null_mut()) };
+            assert_eq!(code.0, 0);
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap());
+    }
     await_threads(before);
 }
 

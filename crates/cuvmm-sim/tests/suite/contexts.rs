@@ -119,22 +119,6 @@ fn what_went_with_a_context_is_refused() {
 }
 
 #[test]
-fn a_thread_that_ended_leaves_nothing_in_the_driver() {
-    let gpu = Gpu::strict();
-    let context = gpu.enter(0);
-    for _ in 0..100 {
-        let work = || {
-            assert_eq!(gpu.set_current(context), 0);
-            assert_eq!(gpu.host(CUstream::PER_THREAD, || {}), 0);
-        };
-        std::thread::scope(|scope| scope.spawn(work).join().unwrap());
-    }
-    // SAFETY: it takes nothing.
-    assert_eq!(unsafe { gpu.raw().cuCtxSynchronize() }.0, 0);
-    assert_eq!(gpu.simulator.live().streams, 0, "default streams are not counted");
-}
-
-#[test]
 fn a_primary_context_is_not_destroyed_by_name() {
     for gpu in Gpu::both() {
         let context = gpu.enter(0);
