@@ -9,6 +9,8 @@ use crate::session::{Answer, Session};
 use crate::space::{self, HostAccess};
 use crate::state::{Grantee, Home, end_of};
 
+/// Grants are made one after the other, and mapping after mapping, where it was found that all of them can be: one that
+/// is refused leaves what came before it.
 pub(crate) fn set(
     session: &mut Session<'_>,
     address: CUdeviceptr,
@@ -20,49 +22,65 @@ pub(crate) fn set(
     }
     let (start, end) = (address.0, end_of(address, size)?);
     let grants = descriptors.iter().map(|asked| grant_of(session, asked)).collect::<Answer<Vec<_>>>()?;
-    let starts = session.whole_mappings(start, end).ok_or(CUresult::INVALID_VALUE)?;
+    let mut starts = session.whole_mappings(start, end).ok_or(CUresult::INVALID_VALUE)?;
     let one = session.policy.access_across_reservations || session.in_one_reservation(start, end);
-    if !one || !session.without_hole(&starts, start, end) {
+    let covered = session.without_hole(&starts, start, end)
+        || session.policy.grant_up_to_a_hole && has_both_ends(session, &starts, start, end);
+    if !one || !covered {
         return Err(CUresult::INVALID_VALUE);
     }
-    for start in &starts {
-        for (grantee, _) in &grants {
-            check_reach(session, *start, *grantee)?;
-        }
-    }
+    starts.truncate(before_a_hole(session, &starts, start));
     if takes_away(session, &starts, &grants) && session.is_in_use(start, end) {
         session.violation("access taken away under queued work");
     }
-    open_to_host(session, &starts, &grants)?;
-    for start in starts {
-        if let Some(mapping) = session.mappings.get_mut(&start) {
-            let changes = |(grantee, flags): &&Grant| mapping.access.get(grantee) != Some(flags);
-            let work = Work::Grant {
-                bytes: mapping.bytes,
-                host: is_host_memory(mapping.memory.properties.location),
-                devices: grants.iter().filter(changes).count(),
-            };
-            mapping.access.extend(grants.iter().copied());
+    let mut changes = vec![0; starts.len()];
+    for &(grantee, flags) in &grants {
+        for (&start, changes) in starts.iter().zip(&mut changes) {
+            check_reach(session, start, grantee)?;
+            if grantee == Grantee::Host {
+                open_to_host(session, start, flags)?;
+            }
+            if let Some(mapping) = session.mappings.get_mut(&start)
+                && mapping.access.insert(grantee, flags) != Some(flags)
+            {
+                *changes += 1;
+            }
+        }
+    }
+    for (start, devices) in starts.into_iter().zip(changes) {
+        if let Some(mapping) = session.mappings.get(&start) {
+            let host = is_host_memory(mapping.memory.properties.location);
+            let work = Work::Grant { bytes: mapping.bytes, host, devices };
             session.takes(work);
         }
     }
     Ok(())
 }
 
-/// Lets the host reach these mappings as it is granted, or leaves all of them as they were.
-fn open_to_host(session: &Session<'_>, starts: &[u64], grants: &[Grant]) -> Answer {
-    let granted = grants.iter().rev().find(|(grantee, _)| *grantee == Grantee::Host);
-    let Some(&(_, flags)) = granted else { return Ok(()) };
-    for (done, &start) in starts.iter().enumerate() {
-        if attach(session, start, flags).is_err() {
-            for &start in &starts[..=done] {
-                let before = session.mappings.get(&start).and_then(|mapping| mapping.access.get(&Grantee::Host));
-                restore(session, start, before.copied());
-            }
-            return Err(CUresult::OUT_OF_MEMORY);
-        }
-    }
-    Ok(())
+/// Whether the first of these mappings begins where a range does, and the last one ends where it does.
+fn has_both_ends(session: &Session<'_>, starts: &[u64], start: u64, end: u64) -> bool {
+    let last = starts.last().and_then(|last| Some(last + session.mappings.get(last)?.bytes));
+    starts.first() == Some(&start) && last == Some(end)
+}
+
+/// How many of these mappings lie side by side from `start` on.
+fn before_a_hole(session: &Session<'_>, starts: &[u64], start: u64) -> usize {
+    let mut at = start;
+    let adjacent = starts.iter().take_while(|&&from| {
+        let adjacent = from == at;
+        at = from + session.mappings.get(&from).map_or(0, |mapping| mapping.bytes);
+        adjacent
+    });
+    adjacent.count()
+}
+
+/// Lets the host reach a mapping as it is granted, or leaves it as it was.
+fn open_to_host(session: &Session<'_>, start: u64, flags: CUmemAccess_flags) -> Answer {
+    attach(session, start, flags).map_err(|_| {
+        let before = session.mappings.get(&start).and_then(|mapping| mapping.access.get(&Grantee::Host));
+        restore(session, start, before.copied());
+        CUresult::OUT_OF_MEMORY
+    })
 }
 
 /// Lets the host reach a mapping, if the kernel reserved its addresses for us.
@@ -136,7 +154,22 @@ fn takes_away(session: &Session<'_>, starts: &[u64], grants: &[Grant]) -> bool {
 }
 
 pub(crate) fn get(session: &Session<'_>, location: CUmemLocation, address: CUdeviceptr) -> Answer<u64> {
-    let grantee = grantee_of(session, &location)?;
-    let (_, mapping) = session.virtual_mapping_at(address.0).ok_or(CUresult::INVALID_VALUE)?;
+    let is_device = location.location_type == CUmemLocationType::DEVICE;
+    if is_device && session.shared.machine.device(location.id).is_none() {
+        return Err(CUresult::INVALID_DEVICE);
+    }
+    let mut grantee = grantee_of(session, &location)?;
+    let (_, mapping) = session.mapping_at(address.0).ok_or(CUresult::INVALID_VALUE)?;
+    if mapping.handle.is_none() {
+        // Nobody grants plain memory, so nothing is told of it.
+        return Ok(0);
+    }
+    let home = mapping.memory.properties.location;
+    if location.location_type == CUmemLocationType::HOST
+        && session.policy.host_access_is_the_homes
+        && !is_host_memory(home)
+    {
+        grantee = Grantee::Device(home.id);
+    }
     Ok(mapping.access.get(&grantee).map_or(0, |flags| u64::from(flags.0)))
 }

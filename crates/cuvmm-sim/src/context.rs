@@ -8,7 +8,7 @@ use cuvmm_driver::sys::*;
 
 use crate::capture;
 use crate::session::{Answer, Session};
-use crate::state::State;
+use crate::state::{Mapping, State};
 use crate::{map, reserve};
 
 /// A primary context.
@@ -161,8 +161,9 @@ fn destroy(session: &mut Session<'_>, device: i32) {
         session.modules.remove(&module);
         session.ended.add(module);
     }
+    let made_here = |mapping: &Mapping| mapping.plain.is_some_and(|plain| plain.context == id);
     let plain: Vec<u64> =
-        session.mappings.iter().filter(|(_, mapping)| mapping.context == Some(id)).map(|(&start, _)| start).collect();
+        session.mappings.iter().filter(|(_, mapping)| made_here(mapping)).map(|(&start, _)| start).collect();
     for start in plain {
         map::remove(session, start);
         reserve::remove(session, start);

@@ -12,7 +12,7 @@ use crate::create;
 use crate::map;
 use crate::reserve;
 use crate::session::{Answer, Session};
-use crate::state::{Grantee, Home, Mapping, Reservation};
+use crate::state::{Grantee, Home, Mapping, Plain, Reservation};
 use crate::stream::Step;
 use crate::work::{HostCall, HostPointer, Place, Work};
 
@@ -71,6 +71,20 @@ fn place(session: &Session<'_>, side: Side, device: i32) -> Answer<Place> {
     Ok(Place::Host(HostPointer(std::ptr::with_exposed_provenance_mut(address as usize))))
 }
 
+/// A real driver takes what it has no memory at for the host's, where the kind of an address is not declared, and then
+/// crashes at a reserved one.
+fn refuse_taken_for_the_hosts(session: &mut Session<'_>, sides: [Side; 2]) -> Answer {
+    for side in sides.into_iter().filter(|side| side.may_be_host) {
+        let reserved = session.reservation_at(side.address).is_some();
+        let granted = |(_, mapping): (u64, &Mapping)| mapping.access.values().any(|flags| flags.0 != 0);
+        if reserved && !session.mapping_at(side.address).is_some_and(granted) {
+            session.violation("a copy of reserved addresses as if they were the host's, which crashes a real driver");
+            return Err(CUresult::INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
 /// The work of a copy, wherever its memory may be used.
 pub(crate) fn copy_work(session: &Session<'_>, context: u64, to: Side, from: Side, bytes: usize) -> Answer<Work> {
     let (to_device, from_device) = (device_for(session, to, context)?, device_for(session, from, context)?);
@@ -83,6 +97,7 @@ pub(crate) fn copy(session: &mut Session<'_>, to: Side, from: Side, bytes: usize
     if bytes == 0 {
         return Ok(());
     }
+    refuse_taken_for_the_hosts(session, [to, from])?;
     let work = copy_work(session, context, to, from, bytes)?;
     work.refuse_unusable(session)?;
     let stream = session.stream(CUstream::LEGACY)?;
@@ -109,6 +124,7 @@ pub(crate) fn copy_async(session: &mut Session<'_>, to: Side, from: Side, bytes:
     if bytes == 0 {
         return Ok(());
     }
+    refuse_taken_for_the_hosts(session, [to, from])?;
     let work = copy_work(session, context, to, from, bytes)?;
     let waits = work.is_waited_for();
     if capture::enter(session, stream)?.is_some() {
@@ -204,21 +220,21 @@ pub(crate) fn allocate(session: &mut Session<'_>, size: usize) -> Answer<CUdevic
     let access = BTreeMap::from([(Grantee::Device(device), CUmemAccess_flags::READWRITE)]);
     let buffer_id = session.number();
     session.reservations.insert(start, Reservation { bytes: bytes as u64, plain: true, range });
-    let mapping =
-        Mapping { bytes: bytes as u64, handle: None, memory_id, memory, access, buffer_id, context: Some(context) };
+    let plain = Some(Plain { context, bytes: size as u64 });
+    let mapping = Mapping { bytes: bytes as u64, handle: None, memory_id, memory, access, buffer_id, plain };
     session.mappings.insert(start, mapping);
     Ok(CUdeviceptr(start))
 }
 
 /// Frees plain memory, after all work of its context.
 pub(crate) fn free(session: &mut Session<'_>, address: CUdeviceptr) -> Answer {
-    context::working(session)?;
-    capture::refuse_unsafe(session)?;
     if address.0 == 0 {
         return Ok(());
     }
-    let plain = |session: &Session<'_>| session.mappings.get(&address.0).and_then(|mapping| mapping.context);
-    let context = plain(session).ok_or(CUresult::INVALID_VALUE)?;
+    context::working(session)?;
+    capture::refuse_unsafe(session)?;
+    let plain = |session: &Session<'_>| session.mappings.get(&address.0).and_then(|mapping| mapping.plain);
+    let context = plain(session).ok_or(CUresult::INVALID_VALUE)?.context;
     session.wait_until_ended(|state| state.pending_in(context));
     // Another thread may have freed it meanwhile.
     plain(session).ok_or(CUresult::INVALID_VALUE)?;

@@ -151,7 +151,8 @@ fn check_flags(session: &Session<'_>, flags: CUmemAllocationPropFlags, home: Hom
     };
     let version = session.shared.machine.driver_version.0;
     let usages = USAGES.iter().filter(|&&(_, since)| version >= since).fold(0, |known, &(usage, _)| known | usage);
-    if flags.compression_type > 1 || flags.usage & !usages != 0 || flags.reserved != [0; 4] {
+    let unknown_usage = flags.usage & !usages != 0 && !session.policy.unknown_usages;
+    if flags.compression_type > 1 || unknown_usage || flags.reserved != [0; 4] {
         return Err(CUresult::INVALID_VALUE);
     }
     let compresses = flags.compression_type == 0 || has(CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED);
@@ -186,7 +187,8 @@ pub(crate) fn unit_of(session: &Session<'_>, memory: &Memory) -> u64 {
     granularity_of(session, &memory.properties, CUmemAllocationGranularity_flags::MINIMUM) as u64
 }
 
-/// A handle that has references left. A dead one is undefined: noted, and refused.
+/// A handle that can be used. One without references is undefined: noted, and of use at most where a mapping still
+/// keeps it.
 pub(crate) fn live_handle<'a>(
     session: &'a mut Session<'_>,
     handle: CUmemGenericAllocationHandle,
@@ -194,15 +196,17 @@ pub(crate) fn live_handle<'a>(
     if handle.0 == 0 {
         return Err(CUresult::INVALID_VALUE);
     }
+    let lives = session.policy.released_handle_lives;
     if session.handles.get(&handle.0).is_none_or(|found| found.references == 0) {
         session.violation(format!("handle {:#x} is not alive", handle.0));
-        return Err(CUresult::INVALID_VALUE);
     }
-    session.handles.get_mut(&handle.0).ok_or(CUresult::INVALID_VALUE)
+    let found = session.handles.get_mut(&handle.0).filter(|found| found.references > 0 || lives);
+    found.ok_or(CUresult::INVALID_VALUE)
 }
 
 pub(crate) fn release(session: &mut Session<'_>, handle: CUmemGenericAllocationHandle) -> Answer {
-    live_handle(session, handle)?.references -= 1;
+    let found = live_handle(session, handle)?;
+    found.references = found.references.checked_sub(1).ok_or(CUresult::INVALID_VALUE)?;
     session.settle_handle(handle.0);
     Ok(())
 }
@@ -220,12 +224,22 @@ pub(crate) fn properties(
     session: &mut Session<'_>,
     handle: CUmemGenericAllocationHandle,
 ) -> Answer<CUmemAllocationProp> {
-    let memory_id = live_handle(session, handle)?.memory_id;
-    let imported = session.handles.get(&handle.0).is_some_and(|found| found.imported);
-    let physical = session.physical.get(&memory_id).ok_or(CUresult::INVALID_VALUE)?;
-    let mut properties = physical.memory.properties;
-    if imported {
-        properties.requested_handle_types = CUmemAllocationHandleType::NONE;
+    let found = live_handle(session, handle).map(|found| (found.memory_id, found.imported));
+    let told = match found {
+        Ok((memory_id, imported)) => {
+            session.physical.get(&memory_id).map(|physical| properties_by(&physical.memory, imported))
+        }
+        Err(_) if session.policy.gone_handle_tells => session.gone.properties(handle.0),
+        Err(_) => None,
+    };
+    told.ok_or(CUresult::INVALID_VALUE)
+}
+
+/// What a handle says of its memory: an imported one names neither handle types nor flags.
+pub(crate) fn properties_by(memory: &Memory, imported: bool) -> CUmemAllocationProp {
+    let made = memory.properties;
+    if !imported {
+        return made;
     }
-    Ok(properties)
+    CUmemAllocationProp::pinned(made.location, CUmemAllocationHandleType::NONE)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
 
-use crate::create::unit_of;
+use crate::create::{live_handle, unit_of};
 use crate::latency::Work;
 use crate::session::{Answer, Session};
 use crate::space;
@@ -22,7 +22,7 @@ pub(crate) fn map(
     if flags != 0 || size == 0 || address.0 == 0 || handle.0 == 0 {
         return Err(CUresult::INVALID_VALUE);
     }
-    let memory_id = mappable(session, handle)?;
+    let memory_id = live_handle(session, handle)?.memory_id;
     let memory = session.physical.get(&memory_id).ok_or(CUresult::INVALID_VALUE)?.memory.clone();
     if offset != 0 || size != memory.bytes() {
         return Err(CUresult::NOT_SUPPORTED);
@@ -50,38 +50,26 @@ pub(crate) fn map(
         memory,
         access: BTreeMap::new(),
         buffer_id,
-        context: None,
+        plain: None,
     };
     session.mappings.insert(start, mapping);
     session.takes(Work::Map { bytes: size as u64 });
     Ok(())
 }
 
-/// The memory of a handle that may be mapped. One without references is undefined, and maps at most where a
-/// mapping still keeps it.
-fn mappable(session: &mut Session<'_>, handle: CUmemGenericAllocationHandle) -> Answer<u64> {
-    let found = session.handles.get(&handle.0).map(|found| (found.references, found.memory_id));
-    match found {
-        Some((1.., memory_id)) => Ok(memory_id),
-        _ => {
-            session.violation(format!("handle {:#x} is not alive", handle.0));
-            match found {
-                Some((_, memory_id)) if session.policy.released_handle_maps => Ok(memory_id),
-                _ => Err(CUresult::INVALID_VALUE),
-            }
-        }
-    }
-}
-
 pub(crate) fn unmap(session: &mut Session<'_>, address: CUdeviceptr, size: usize) -> Answer {
     if size == 0 || address.0 == 0 {
         return Err(CUresult::INVALID_VALUE);
     }
-    let (start, end) = (address.0, end_of(address, size)?);
+    let start = address.0;
+    let end = match end_of(address, size) {
+        Err(_) if session.policy.unmap_over_holes && is_known(session, start) => return Ok(()),
+        end => end?,
+    };
     let starts = session.whole_mappings(start, end).ok_or(CUresult::INVALID_VALUE)?;
     let policy = session.policy;
     let covered =
-        if policy.unmap_over_holes { is_known(session, start, end) } else { session.without_hole(&starts, start, end) };
+        if policy.unmap_over_holes { is_known(session, start) } else { session.without_hole(&starts, start, end) };
     let one = policy.unmap_across_reservations || session.in_one_reservation(start, end);
     if !covered || !one {
         return Err(CUresult::INVALID_VALUE);
@@ -97,18 +85,9 @@ pub(crate) fn unmap(session: &mut Session<'_>, address: CUdeviceptr, size: usize
     Ok(())
 }
 
-/// Whether every address of `start..end` is reserved or mapped.
-fn is_known(session: &Session<'_>, start: u64, end: u64) -> bool {
-    let mut at = start;
-    while at < end {
-        let reserved = session.virtual_reservation_at(at).map(|(from, found)| from + found.bytes);
-        let mapped = session.virtual_mapping_at(at).map(|(from, found)| from + found.bytes);
-        match reserved.max(mapped) {
-            Some(until) => at = until,
-            None => return false,
-        }
-    }
-    true
+/// Whether an address is reserved, or mapped behind a reservation.
+fn is_known(session: &Session<'_>, address: u64) -> bool {
+    session.virtual_reservation_at(address).is_some() || session.virtual_mapping_at(address).is_some()
 }
 
 /// Takes one mapping away, with what only it kept alive.

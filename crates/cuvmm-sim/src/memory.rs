@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use cuvmm_driver::CUresult;
-use cuvmm_driver::sys::{CUmemAllocationProp, CUmemAllocationPropFlags, CUmemLocation, CUmemLocationType, CUuuid};
+use cuvmm_driver::sys::{CUmemAllocationProp, CUmemLocation, CUmemLocationType, CUuuid};
 use nix::libc;
 use nix::sys::resource::Resource;
 use rustix::fs::{FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
@@ -126,7 +126,7 @@ impl Memory {
         mask: u8,
         uuid: CUuuid,
     ) -> rustix::io::Result<Self> {
-        let header = Header { bytes, mask, uuid, location: properties.location, flags: properties.alloc_flags };
+        let header = Header { bytes, mask, uuid, location: properties.location };
         let file = MemoryFile::new(&header)?;
         let view = View::of_file(file.0.as_fd(), bytes)?;
         let identity = Some(identity_of(file.0.as_fd())?);
@@ -336,6 +336,21 @@ pub(crate) fn identity_of(file: BorrowedFd<'_>) -> rustix::io::Result<FileIdenti
     Ok((stat.st_dev, stat.st_ino))
 }
 
+/// Which file is open as `number`, if it can be a memory file: asked without a descriptor more.
+pub(crate) fn identity_by_number(number: i32) -> Answer<FileIdentity> {
+    if !sealed(number).unwrap_or(false) {
+        return Err(CUresult::UNKNOWN);
+    }
+    let mut found = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: it takes a number, fails where nothing is open, and writes to a local.
+    if unsafe { libc::fstat(number, found.as_mut_ptr()) } != 0 {
+        return Err(CUresult::UNKNOWN);
+    }
+    // SAFETY: it is plain data, zero before it was written.
+    let found = unsafe { found.assume_init() };
+    Ok((found.st_dev, found.st_ino))
+}
+
 /// Looks whether `number` is a descriptor that a simulated driver exported. It is neither consumed nor closed.
 pub(crate) fn find(number: i32) -> Answer<Found> {
     let found = (|| {
@@ -379,7 +394,11 @@ fn duplicate(number: i32) -> rustix::io::Result<OwnedFd> {
     // SAFETY: it takes a number, and fails where nothing is open; the third argument is a C int.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
-        return Err(last_error());
+        return Err(match last_error() {
+            // What it answers where no number is left that it may give.
+            Errno::INVAL => Errno::MFILE,
+            error => error,
+        });
     }
     // SAFETY: it was opened just now, and is nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
@@ -390,11 +409,6 @@ fn last_error() -> Errno {
 }
 
 impl Found {
-    /// The flags that it was made with.
-    pub(crate) fn flags(&self) -> CUmemAllocationPropFlags {
-        self.header.flags
-    }
-
     pub(crate) fn uuid(&self) -> CUuuid {
         self.header.uuid
     }
@@ -410,7 +424,6 @@ struct Header {
     mask: u8,
     uuid: CUuuid,
     location: CUmemLocation,
-    flags: CUmemAllocationPropFlags,
 }
 
 impl Header {
@@ -423,9 +436,6 @@ impl Header {
         bytes[32..48].copy_from_slice(&self.uuid.bytes);
         bytes[48..52].copy_from_slice(&self.location.location_type.0.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.location.id.to_le_bytes());
-        bytes[56] = self.flags.compression_type;
-        bytes[57] = self.flags.gpu_direct_rdma_capable;
-        bytes[58..60].copy_from_slice(&self.flags.usage.to_le_bytes());
         bytes
     }
 
@@ -442,12 +452,6 @@ impl Header {
             return None;
         }
         let uuid = CUuuid { bytes: *bytes.get(32..)?.first_chunk()? };
-        let flags = CUmemAllocationPropFlags {
-            compression_type: bytes[56],
-            gpu_direct_rdma_capable: bytes[57],
-            usage: u16::from_le_bytes([bytes[58], bytes[59]]),
-            ..Default::default()
-        };
-        Some(Self { bytes: size, mask: bytes[20], uuid, location, flags })
+        Some(Self { bytes: size, mask: bytes[20], uuid, location })
     }
 }

@@ -17,16 +17,26 @@ pub enum Preset {
 pub(crate) struct Policy {
     /// A map may run past the end of the reservation that it begins in.
     pub(crate) map_leaves_reservation: bool,
-    /// A handle whose last reference was given back maps as long as a mapping keeps the memory.
-    pub(crate) released_handle_maps: bool,
-    /// An unmap may cover holes.
+    /// A handle whose last reference was given back maps, is exported and tells its properties as long as a mapping
+    /// keeps the memory.
+    pub(crate) released_handle_lives: bool,
+    /// A handle tells its properties although nothing is left of its memory.
+    pub(crate) gone_handle_tells: bool,
+    /// An unmap need not be of mappings alone: of its addresses the first must be somebody's, and it may wrap around,
+    /// which unmaps nothing.
     pub(crate) unmap_over_holes: bool,
     /// An unmap may cover mappings of several reservations.
     pub(crate) unmap_across_reservations: bool,
     /// One grant may cover mappings of several reservations.
     pub(crate) access_across_reservations: bool,
+    /// A grant with a hole inside is given to what is mapped before the hole, and succeeds.
+    pub(crate) grant_up_to_a_hole: bool,
+    /// The access of HOST is that of the place where the memory is: a device's, where it is there.
+    pub(crate) host_access_is_the_homes: bool,
     /// Handle types that nobody defined are ignored at create.
     pub(crate) unknown_handle_types: bool,
+    /// Usages that nobody defined are ignored at create.
+    pub(crate) unknown_usages: bool,
     /// Memory of a device that is hidden from this process is imported.
     pub(crate) hidden_memory_imports: bool,
     /// What becomes of hints where the machine leaves it to the preset.
@@ -46,11 +56,15 @@ impl Preset {
         let lax = self == Self::Measured;
         Policy {
             map_leaves_reservation: lax,
-            released_handle_maps: lax,
+            released_handle_lives: lax,
+            gone_handle_tells: lax,
             unmap_over_holes: lax,
             unmap_across_reservations: lax,
             access_across_reservations: lax,
+            grant_up_to_a_hole: lax,
+            host_access_is_the_homes: lax,
             unknown_handle_types: lax,
+            unknown_usages: lax,
             hidden_memory_imports: lax,
             hints: if lax { Hints::Arenas } else { Hints::Granted },
             host_reads_as_numa: lax,

@@ -11,10 +11,10 @@ use crate::state::Reservation;
 
 /// The most that one reservation can have.
 const MOST: u64 = 1 << 46;
-/// A hint of less is never granted: 256 MiB was refused where it was asked.
-const LEAST_GRANTED: u64 = 4 << 30;
-/// What is smaller is made in an arena, where a driver has such.
-const LEAST_OUTSIDE_ARENAS: u64 = 30 << 20;
+/// Where the addresses of a process end. A hint at what lies behind is no wish that could be granted elsewhere.
+const END: u64 = 1 << 47;
+/// What is smaller is made in an arena, where a driver has such: 24 MiB was, 28 were not.
+const LEAST_OUTSIDE_ARENAS: u64 = 28 << 20;
 
 pub(crate) fn reserve(
     session: &mut Session<'_>,
@@ -34,11 +34,14 @@ pub(crate) fn reserve(
     if !valid {
         return Err(CUresult::INVALID_VALUE);
     }
+    if hint.0 != 0 && hint.0.checked_add(bytes).is_none_or(|end| end > END) {
+        return Err(CUresult::OUT_OF_MEMORY);
+    }
     let window = session.shared.machine.address_window.unwrap_or(u64::MAX);
     if bytes > MOST || session.reserved_bytes.checked_add(bytes).is_none_or(|total| total > window) {
         return Err(CUresult::OUT_OF_MEMORY);
     }
-    let range = match (hint.0, habit(session, hint.0, bytes)) {
+    let range = match (hint.0, habit(session, bytes)) {
         (0, _) => session.placer.place(bytes, alignment),
         (hint, Hints::Elsewhere) => match session.placer.place(bytes, alignment) {
             // Held while another place is looked for.
@@ -60,14 +63,13 @@ pub(crate) fn reserve(
 }
 
 /// What becomes of a hint for so many bytes.
-fn habit(session: &Session<'_>, hint: u64, bytes: u64) -> Hints {
+fn habit(session: &Session<'_>, bytes: u64) -> Hints {
     let has_context = || session.primaries.values().any(|primary| primary.context.is_some());
     let hints = match session.shared.machine.hints {
         Hints::ByPreset => session.policy.hints,
         hints => hints,
     };
     match hints {
-        Hints::Granted | Hints::Arenas if hint < LEAST_GRANTED => Hints::Elsewhere,
         Hints::Arenas if bytes < LEAST_OUTSIDE_ARENAS && has_context() => Hints::Elsewhere,
         hints => hints,
     }

@@ -12,7 +12,7 @@ use crate::latency::Work;
 use crate::memory::{self, Found, Memory, MemoryFile};
 use crate::profiles::FLUSH_WRITES_OPTIONS;
 use crate::session::{Answer, Session};
-use crate::state::{Home, Physical, end_of};
+use crate::state::{Home, end_of};
 use crate::{context, fabric};
 
 /// The ordinal of a device that this process can't see.
@@ -33,9 +33,9 @@ pub(crate) fn room_for_files(session: &mut Session<'_>, more: usize) -> Answer {
 
 /// Exports as a file descriptor, which is then the caller's to close.
 pub(crate) fn export(session: &mut Session<'_>, handle: CUmemGenericAllocationHandle, flags: u64) -> Answer<i32> {
-    exportable(session, handle, CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, flags)?;
+    let memory_id = exportable(session, handle, CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, flags)?;
     room_for_files(session, 1)?;
-    let physical = exportable(session, handle, CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, flags)?;
+    let physical = session.physical.get_mut(&memory_id).ok_or(CUresult::INVALID_VALUE)?;
     let exported = physical.memory.export().ok_or(CUresult::INVALID_VALUE)?;
     let descriptor = exported.map_err(no_descriptor)?;
     physical.exported = true;
@@ -59,7 +59,8 @@ pub(crate) fn export_fabric(
     handle: CUmemGenericAllocationHandle,
     flags: u64,
 ) -> Answer<CUmemFabricHandle> {
-    let physical = exportable(session, handle, CUmemAllocationHandleType::FABRIC, flags)?;
+    let memory_id = exportable(session, handle, CUmemAllocationHandleType::FABRIC, flags)?;
+    let physical = session.physical.get_mut(&memory_id).ok_or(CUresult::INVALID_VALUE)?;
     let named = physical.memory.file_number().zip(physical.memory.identity());
     let (number, identity) = named.ok_or(CUresult::INVALID_VALUE)?;
     physical.exported = true;
@@ -68,17 +69,17 @@ pub(crate) fn export_fabric(
 }
 
 /// The memory of a handle, if it was made here and to be exported so.
-fn exportable<'a>(
-    session: &'a mut Session<'_>,
+fn exportable(
+    session: &mut Session<'_>,
     handle: CUmemGenericAllocationHandle,
     kind: CUmemAllocationHandleType,
     flags: u64,
-) -> Answer<&'a mut Physical> {
+) -> Answer<u64> {
     let found = live_handle(session, handle)?;
     let (memory_id, imported) = (found.memory_id, found.imported);
-    let physical = session.physical.get_mut(&memory_id).ok_or(CUresult::INVALID_VALUE)?;
+    let physical = session.physical.get(&memory_id).ok_or(CUresult::INVALID_VALUE)?;
     let allowed = physical.memory.properties.requested_handle_types.contains(kind);
-    if flags == 0 && !imported && allowed { Ok(physical) } else { Err(CUresult::INVALID_VALUE) }
+    if flags == 0 && !imported && allowed { Ok(memory_id) } else { Err(CUresult::INVALID_VALUE) }
 }
 
 fn no_descriptor(error: Errno) -> CUresult {
@@ -94,8 +95,11 @@ pub(crate) fn import(session: &mut Session<'_>, os_handle: u64) -> Answer<CUmemG
         return Err(CUresult::INVALID_VALUE);
     }
     let number = i32::try_from(os_handle.cast_signed()).map_err(|_| CUresult::UNKNOWN)?;
-    room_for_files(session, 1)?;
-    adopt(session, &memory::find(number)?)
+    match session.by_file.get(&memory::identity_by_number(number)?) {
+        // What is known here needs no file of its own, not even for a moment.
+        Some(&memory_id) => Ok(take(session, memory_id)),
+        None => adopt(session, &memory::find(number)?),
+    }
 }
 
 /// Imports what a fabric handle names.
@@ -103,7 +107,6 @@ pub(crate) fn import_fabric(
     session: &mut Session<'_>,
     handle: &CUmemFabricHandle,
 ) -> Answer<CUmemGenericAllocationHandle> {
-    room_for_files(session, 1)?;
     adopt(session, &fabric::find(handle)?)
 }
 
@@ -114,9 +117,8 @@ pub(crate) fn has_fabric(session: &Session<'_>) -> Answer {
 
 /// Makes a handle for memory that was found.
 fn adopt(session: &mut Session<'_>, found: &Found) -> Answer<CUmemGenericAllocationHandle> {
-    session.takes(Work::Import);
     if let Some(&memory_id) = session.by_file.get(&found.identity) {
-        return Ok(session.add_handle(memory_id, true));
+        return Ok(take(session, memory_id));
     }
     let mut location = found.location();
     if location.location_type == CUmemLocationType::DEVICE {
@@ -126,12 +128,17 @@ fn adopt(session: &mut Session<'_>, found: &Found) -> Answer<CUmemGenericAllocat
             None => return Err(CUresult::INVALID_DEVICE),
         };
     }
-    let mut properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
-    properties.alloc_flags = found.flags();
+    let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
     let memory = Memory::imported(found, properties).map_err(|_| CUresult::OUT_OF_MEMORY)?;
     // Memory that was made here, and that only a descriptor held, is counted here as long as it lives.
     let memory_id = session.add_physical(Arc::new(memory), Home::Foreign);
-    Ok(session.add_handle(memory_id, true))
+    Ok(take(session, memory_id))
+}
+
+/// Makes a handle for memory that is known here.
+fn take(session: &mut Session<'_>, memory_id: u64) -> CUmemGenericAllocationHandle {
+    session.takes(Work::Import);
+    session.add_handle(memory_id, true)
 }
 
 /// Makes a descriptor that holds the memory of an address range, as a dma-buf does: for devices and drivers of other
@@ -143,18 +150,18 @@ pub(crate) fn dma_buf(
     kind: CUmemRangeHandleType,
     flags: u64,
 ) -> Answer<i32> {
+    context::current(session)?;
     let is_of_pages = |number: u64| number.is_multiple_of(PAGE);
     if kind != CUmemRangeHandleType::DMA_BUF_FD || size == 0 || !is_of_pages(address.0) || !is_of_pages(size as u64) {
         return Err(CUresult::INVALID_VALUE);
     }
     let memories = memories_of(session, address, size)?;
     let location = properties_of_all(session, &memories)?.location;
-    let has = |attribute| match location.location_type {
-        CUmemLocationType::DEVICE => session.shared.device_has(location.id, attribute),
-        _ => false,
-    };
+    if location.location_type != CUmemLocationType::DEVICE {
+        return Err(CUresult::INVALID_VALUE);
+    }
     match flags {
-        0 if has(CUdevice_attribute::DMA_BUF_SUPPORTED) => {}
+        0 if session.shared.device_has(location.id, CUdevice_attribute::DMA_BUF_SUPPORTED) => {}
         0 | PCIE_MAPPING if session.shared.machine.driver_version.0 >= 12080 || flags == 0 => {
             return Err(CUresult::NOT_SUPPORTED);
         }

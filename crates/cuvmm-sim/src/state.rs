@@ -10,6 +10,7 @@ use cuvmm_driver::{CUresult, Call};
 
 use crate::capture::Capture;
 use crate::context::{Context, Primary};
+use crate::create::properties_by;
 use crate::event::Event;
 use crate::faults::push_last;
 use crate::graph::{Executable, Graph};
@@ -36,6 +37,7 @@ pub(crate) struct State {
     pub(crate) placer: Placer,
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) handles: HashMap<u64, Handle>,
+    pub(crate) gone: Gone,
     pub(crate) physical: BTreeMap<u64, Physical>,
     /// The memory that is a file here, by that.
     pub(crate) by_file: HashMap<FileIdentity, u64>,
@@ -85,8 +87,16 @@ pub(crate) struct Mapping {
     pub(crate) memory: Arc<Memory>,
     pub(crate) access: BTreeMap<Grantee, CUmemAccess_flags>,
     pub(crate) buffer_id: u64,
-    /// The context that cuMemAlloc was called in.
-    pub(crate) context: Option<u64>,
+    /// What there is to say of memory that cuMemAlloc made.
+    pub(crate) plain: Option<Plain>,
+}
+
+/// A call of cuMemAlloc.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain {
+    pub(crate) context: u64,
+    /// What was asked for, before it was rounded up.
+    pub(crate) bytes: u64,
 }
 
 /// Who can be granted access.
@@ -153,6 +163,23 @@ impl Ended {
     }
 }
 
+/// What the last handles said of which nothing is left: a measured driver goes on telling it.
+#[derive(Default)]
+pub(crate) struct Gone(VecDeque<(u64, CUmemAllocationProp)>);
+
+impl Gone {
+    fn add(&mut self, handle: u64, properties: CUmemAllocationProp) {
+        if self.0.len() == REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back((handle, properties));
+    }
+
+    pub(crate) fn properties(&self, handle: u64) -> Option<CUmemAllocationProp> {
+        self.0.iter().find(|(gone, _)| *gone == handle).map(|&(_, properties)| properties)
+    }
+}
+
 /// A piece of memory that an address range leads to.
 pub(crate) struct Segment {
     pub(crate) memory: Arc<Memory>,
@@ -168,6 +195,7 @@ impl State {
             placer: Placer::new(),
             mappings: BTreeMap::new(),
             handles: HashMap::new(),
+            gone: Gone::default(),
             physical: BTreeMap::new(),
             by_file: HashMap::new(),
             held: Vec::new(),
@@ -320,8 +348,11 @@ impl State {
     pub(crate) fn settle_handle(&mut self, value: u64) {
         let Some(handle) = self.handles.get(&value) else { return };
         if handle.references == 0 && handle.mappings == 0 {
-            let memory_id = handle.memory_id;
+            let (memory_id, imported) = (handle.memory_id, handle.imported);
             self.handles.remove(&value);
+            if let Some(physical) = self.physical.get(&memory_id) {
+                self.gone.add(value, properties_by(&physical.memory, imported));
+            }
             self.drop_user(memory_id);
         }
     }

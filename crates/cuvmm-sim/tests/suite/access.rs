@@ -17,14 +17,52 @@ fn grants_are_for_whole_mappings_without_holes() {
         for offset in [0, 2, 6] {
             assert_eq!(gpu.map(address + offset * UNIT as u64, 2 * UNIT, handle), 0);
         }
-        let wrong =
-            [(0, UNIT), (1, UNIT), (0, 3 * UNIT), (0, 64 << 10), (4, 2 * UNIT), (0, 8 * UNIT), (0, 0), (8, UNIT)];
+        let wrong = [
+            (0, UNIT),
+            (1, UNIT),
+            (0, 3 * UNIT),
+            (0, 64 << 10),
+            (4, 2 * UNIT),
+            (0, 6 * UNIT),
+            (4, 4 * UNIT),
+            (0, 0),
+            (8, UNIT),
+        ];
         for (offset, size) in wrong {
             assert_eq!(gpu.grant(address + offset * UNIT as u64, size, &[read_write(0)]), 1, "{offset} {size:#x}");
         }
         assert_eq!(gpu.access(DEVICE, address), Ok(0), "a failure grants nothing");
         assert_eq!(gpu.grant(address, 4 * UNIT, &[read_write(0)]), 0);
         assert_eq!(gpu.access(DEVICE, address + 4 * UNIT as u64 - 1), Ok(3));
+    }
+}
+
+#[test]
+fn a_lax_driver_grants_up_to_a_hole() {
+    for (gpu, code, before) in [(Gpu::strict(), 1, 0), (Gpu::measured(), 0, 3)] {
+        let address = gpu.reserve(4 * UNIT, 0, 0).unwrap();
+        let handle = gpu.create(UNIT).unwrap();
+        let at = |index: usize| address + (index * UNIT) as u64;
+        for index in [0, 1, 3] {
+            assert_eq!(gpu.map(at(index), UNIT, handle), 0);
+        }
+        assert_eq!(gpu.grant(address, 4 * UNIT, &[read_write(0)]), code);
+        assert_eq!([0, 1, 3].map(|index| gpu.access(DEVICE, at(index))), [Ok(before), Ok(before), Ok(0)]);
+    }
+}
+
+#[test]
+fn a_grant_that_is_refused_leaves_what_came_before_it() {
+    let host = CUmemLocation::host_numa(0);
+    for gpu in Gpu::both() {
+        let address = gpu.reserve(2 * UNIT, 0, 0).unwrap();
+        let behind = address + UNIT as u64;
+        let memory = CUmemAllocationProp::pinned(host, CUmemAllocationHandleType::NONE);
+        assert_eq!(gpu.map(address, UNIT, gpu.create_as(UNIT, &memory).unwrap()), 0);
+        assert_eq!(gpu.map(behind, UNIT, gpu.create(UNIT).unwrap()), 0);
+        assert_eq!(gpu.grant(address, 2 * UNIT, &[read_write(0), grant(host, 3), grant(DEVICE, 0)]), 801);
+        assert_eq!([DEVICE, host].map(|of| gpu.access(of, address)), [Ok(3), Ok(3)]);
+        assert_eq!([DEVICE, host].map(|of| gpu.access(of, behind)), [Ok(3), Ok(0)]);
     }
 }
 
@@ -122,6 +160,16 @@ fn access_is_asked_of_mappings_alone() {
             assert_eq!(gpu.access(DEVICE, address), Err(1));
         }
         assert_eq!(gpu.access(NONSENSE, buffer.address), Err(1));
+        assert_eq!(gpu.access(CUmemLocation::device(99), buffer.address), Err(101));
+    }
+}
+
+#[test]
+fn a_lax_driver_tells_the_devices_access_for_the_hosts() {
+    for (gpu, told) in [(Gpu::strict(), 0), (Gpu::measured(), 3)] {
+        let buffer = gpu.buffer(UNIT);
+        assert_eq!(gpu.access(CUmemLocation::host(), buffer.address), Ok(told));
+        assert_eq!(gpu.access(CUmemLocation::host_numa(0), buffer.address), Ok(0));
     }
 }
 
@@ -218,7 +266,6 @@ fn attributes_describe_the_mapping_and_the_reservation_around_it() {
         let table = [
             (CUpointer_attribute::CONTEXT, 0),
             (CUpointer_attribute::MEMORY_TYPE, 2),
-            (CUpointer_attribute::DEVICE_POINTER, inside),
             (CUpointer_attribute::IS_MANAGED, 0),
             (CUpointer_attribute::DEVICE_ORDINAL, 0),
             (CUpointer_attribute::IS_LEGACY_CUDA_IPC_CAPABLE, 0),
@@ -227,6 +274,7 @@ fn attributes_describe_the_mapping_and_the_reservation_around_it() {
             (CUpointer_attribute::MAPPED, 1),
             (CUpointer_attribute::ALLOWED_HANDLE_TYPES, 1),
             (CUpointer_attribute::ACCESS_FLAGS, 0),
+            (CUpointer_attribute(17), 0),
             (CUpointer_attribute::MAPPING_SIZE, UNIT as u64),
             (CUpointer_attribute::MAPPING_BASE_ADDR, address),
         ];
@@ -234,6 +282,12 @@ fn attributes_describe_the_mapping_and_the_reservation_around_it() {
             assert_eq!(gpu.attribute(inside, attribute), Ok(value), "{attribute:?}");
             assert_eq!(gpu.attribute(range, attribute), Err(1), "reserved, but not mapped");
         }
+        let pointer = CUpointer_attribute::DEVICE_POINTER;
+        assert_eq!(gpu.attribute(inside, pointer), Err(1), "nobody was granted access");
+        assert_eq!(gpu.attributes(inside, &[pointer, CUpointer_attribute::HOST_POINTER]), (0, vec![0, 0]));
+        assert_eq!(gpu.range_of(inside), Err(500));
+        assert_eq!(gpu.grant(address, UNIT, &[grant(DEVICE, 1)]), 0);
+        assert_eq!(gpu.attribute(inside, pointer), Ok(inside));
         let other = address + UNIT as u64;
         let block = CUpointer_attribute::MEMORY_BLOCK_ID;
         assert_eq!(gpu.attribute(inside, block), gpu.attribute(other, block), "aliases are one block");
@@ -308,6 +362,8 @@ fn virtual_memory_is_not_plain_memory() {
             assert_eq!(gpu.unmap(plain.0, UNIT), 1);
             assert_eq!(gpu.grant(plain.0, UNIT, &[read_write(0)]), 1);
             assert_eq!(gpu.retain(plain.0), Err(1));
+            assert_eq!(gpu.access(DEVICE, plain.0), Ok(0));
+            assert_eq!(gpu.range_of(plain.0 + 99), Ok((plain.0, 100)), "what was asked for");
             assert_eq!(gpu.free(plain.0, UNIT), 1);
             assert_eq!(gpu.write(plain.0, b"plain"), 0);
             assert_eq!(gpu.raw().cuMemFree(CUdeviceptr(plain.0 + 1)).0, 1);

@@ -25,6 +25,7 @@ fn dma_buf_with(gpu: &Gpu, address: u64, kind: u32, flags: u64) -> Result<OwnedF
 #[test]
 fn whole_pages_of_mapped_memory_are_given_a_descriptor() {
     for gpu in Gpu::both() {
+        let gpu = gpu.with_context();
         let address = gpu.reserve(4 * UNIT, 0, 0).unwrap();
         for index in 0..2 {
             assert_eq!(gpu.map(address + index * UNIT as u64, UNIT, gpu.create(UNIT).unwrap()), 0);
@@ -48,7 +49,7 @@ fn whole_pages_of_mapped_memory_are_given_a_descriptor() {
 
 #[test]
 fn all_of_a_dma_buf_is_on_one_device_and_of_one_kind() {
-    let gpu = Gpu::new(Machine::h200_pair());
+    let gpu = Gpu::new(Machine::h200_pair()).with_context();
     let address = gpu.reserve(3 * UNIT, 0, 0).unwrap();
     let mut other = device_memory(0, CUmemAllocationHandleType::NONE);
     other.alloc_flags.gpu_direct_rdma_capable = 1;
@@ -67,19 +68,21 @@ fn all_of_a_dma_buf_is_on_one_device_and_of_one_kind() {
 fn a_device_that_has_none_refuses_them() {
     let mut machine = Machine::h200();
     machine.devices[0].attributes.insert(CUdevice_attribute::DMA_BUF_SUPPORTED.0, 0);
-    let gpu = Gpu::new(machine);
+    let gpu = Gpu::new(machine).with_context();
     let buffer = gpu.buffer(UNIT);
     assert_eq!(dma_buf(&gpu, buffer.address, UNIT).err(), Some(801));
-    let host = Gpu::strict();
+    let host = Gpu::strict().with_context();
     let memory = CUmemAllocationProp::pinned(CUmemLocation::host_numa(0), CUmemAllocationHandleType::NONE);
     let buffer = host.buffer_of(host.create_as(UNIT, &memory).unwrap(), UNIT);
-    assert_eq!(dma_buf(&host, buffer.address, UNIT).err(), Some(801), "the host's memory");
+    assert_eq!(dma_buf(&host, buffer.address, UNIT).err(), Some(1), "the host's memory");
 }
 
 #[test]
 fn a_dma_buf_holds_the_memory_and_gives_no_way_to_it() {
     let gpu = Gpu::strict();
     let buffer = gpu.buffer(UNIT);
+    assert_eq!(dma_buf(&gpu, buffer.address, UNIT).err(), Some(201), "alone of its kind it needs a context");
+    gpu.enter(0);
     let fd = dma_buf(&gpu, buffer.address, UNIT).unwrap();
     gpu.close(buffer);
     assert_eq!(gpu.simulator.physical_bytes(0), UNIT);
@@ -89,7 +92,7 @@ fn a_dma_buf_holds_the_memory_and_gives_no_way_to_it() {
     assert!(fd.as_raw_fd() > 0);
     drop(fd);
     assert!(gpu.simulator.wait_released(Instant::now() + Duration::from_secs(5)));
-    assert!(gpu.simulator.live().is_empty());
+    assert!(gpu.simulator.live().device_bytes.is_empty());
 }
 
 fn flush(gpu: &Gpu, target: u32, scope: u32) -> u32 {

@@ -81,6 +81,7 @@ fn the_odd_machine_has_neither_rdma_nor_compression_nor_dma_bufs() {
     properties.alloc_flags.compression_type = 1;
     assert_eq!(gpu.create_as(UNIT, &properties), Err(801));
     let buffer = gpu.buffer(UNIT);
+    gpu.enter(0);
     // SAFETY: the simulator looks the range up.
     let dma_buf = unsafe { gpu.driver.mem_get_dma_buf(CUdeviceptr(buffer.address), UNIT) };
     assert_eq!(dma_buf.unwrap_err().code().unwrap().0, 801);
@@ -113,12 +114,11 @@ fn the_limit_of_open_files_counts_what_can_be_shared_and_what_is_open() {
         let [handle, other] = [gpu.create_exportable(UNIT), gpu.create_exportable(UNIT)];
         let [fd, second] = [gpu.export(handle).unwrap(), gpu.export(handle).unwrap()];
         assert_eq!(gpu.export(other).err(), Some(304));
-        assert_eq!(gpu.import(&fd), Err(304));
+        assert!(gpu.import(&fd).is_ok(), "an import opens no file");
         assert_eq!(gpu.create_as(UNIT, &device_memory(0, POSIX)), Err(304));
         let plain = gpu.create(UNIT).unwrap();
         assert_eq!(gpu.export(plain).err(), Some(1), "what is wrong with a call comes first");
         drop(second);
-        assert!(gpu.import(&fd).is_ok());
         let third = gpu.export(other).unwrap();
         assert_eq!(gpu.export(other).err(), Some(304));
         drop(third);

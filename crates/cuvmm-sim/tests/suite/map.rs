@@ -132,6 +132,18 @@ fn what_is_not_reserved_is_not_unmapped() {
 }
 
 #[test]
+fn an_unmap_by_a_lax_driver_goes_past_its_reservation() {
+    for (gpu, code) in [(Gpu::strict(), 1), (Gpu::measured(), 0)] {
+        let address = gpu.reserve(UNIT, 0, 0).unwrap();
+        assert_eq!(gpu.map(address, UNIT, gpu.create(UNIT).unwrap()), 0);
+        assert_eq!(gpu.unmap(address, usize::MAX - UNIT + 1), code);
+        assert_eq!(gpu.simulator.live().mappings, 1, "its end is before its start");
+        assert_eq!(gpu.unmap(address, 8 * UNIT), code);
+        assert_eq!(gpu.simulator.live().mappings, code as usize);
+    }
+}
+
+#[test]
 fn one_unmap_across_reservations_is_lax() {
     for (gpu, code) in [(Gpu::strict(), 1), (Gpu::measured(), 0)] {
         let first = gpu.reserve(UNIT, 0, 0).unwrap();
