@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod allocation;
+mod context;
 mod error;
 mod mapping;
 mod reservation;

@@ -8,10 +8,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc};
-use cuvmm_driver::{Driver, StrandedKind};
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemLocationType};
+use cuvmm_driver::{Call, Device, Driver, StrandedKind};
 
 use crate::allocation::Allocation;
+use crate::context::Current;
 use crate::error::Error;
 use crate::reservation::{Reservation, Room};
 
@@ -175,13 +176,27 @@ impl Mapping {
     /// # }
     /// ```
     ///
+    /// The driver wants a current context for this: that is the primary one of the memory's device for as long as it
+    /// takes, whatever the thread has, and is made where nobody else holds it.
+    ///
     /// # Errors
     /// [`Unsupported`](cuvmm_driver::Error::Unsupported) before CUDA 11.7; 801 where the device has no dma-bufs; 1 for
     /// memory whose size is no multiple of the host's pages.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub fn export_dma_buf(&self) -> Result<OwnedFd, Error> {
+        let driver = self.driver();
+        let exports = driver.raw().provides(Call::cuMemGetHandleForAddressRange);
+        let device = if exports { self.device_for_a_context()? } else { None };
+        let _current = device.as_ref().map(Current::push).transpose()?;
         // SAFETY: the range is this mapping's own, which is mapped while it is borrowed.
-        Ok(unsafe { self.driver().mem_get_dma_buf(self.address(), self.size()) }?)
+        Ok(unsafe { driver.mem_get_dma_buf(self.address(), self.size()) }?)
+    }
+
+    /// The device of the memory, or for the host's any: none where that is hidden from this process.
+    fn device_for_a_context(&self) -> Result<Option<Device>, Error> {
+        let location = self.allocation.properties()?.location;
+        let is_device = location.location_type == CUmemLocationType::DEVICE;
+        Ok(self.driver().device(if is_device { location.id } else { 0 }).ok())
     }
 
     /// Unmaps, and lets go of its shares, as dropping it does, and says how that went. It goes on past a failed

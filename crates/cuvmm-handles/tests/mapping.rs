@@ -297,6 +297,8 @@ fn a_dma_buf_outlives_its_mapping() {
     for bench in Bench::presets() {
         let mapping = Mapping::map(&bench.addresses(1), 0, bench.memory(1), bench.access()).unwrap();
         let (one, other) = (mapping.export_dma_buf().unwrap(), mapping.export_dma_buf().unwrap());
+        assert_eq!(bench.simulator.live().contexts, 0, "the context that it takes is given back");
+        assert!(bench.driver.ctx_get_current().unwrap().is_null());
         mapping.close().unwrap();
         assert_eq!(bench.simulator.live().mappings, 0);
         drop((one, other));

@@ -99,8 +99,8 @@ fn probes(probe: &Probe<'_>, device: &Device) -> Vec<Row> {
     ]
 }
 
-/// Writes to fresh memory by way of the device, and reads it back. The one probe that needs a context: it takes a share
-/// of the primary one, and gives it back.
+/// Writes to fresh memory by way of the device, and reads it back. That needs a context: it takes a share of the primary
+/// one, and gives it back.
 fn copies(device: &Device) -> Outcome {
     let buffer = VirtualMemoryResource::new(device, Options::new())?.allocate(1)?;
     let written: Vec<u8> = (0..buffer.size().min(PIECE)).map(|index| (index % 251) as u8).collect();
@@ -154,6 +154,7 @@ fn flagged(
     Ok(Found::new(format!("made, kept, mapped, given back{}", promise(device, attribute)?)))
 }
 
+/// Exports memory to other drivers. That needs a context, as a write does.
 fn dma_buf(probe: &Probe<'_>, device: &Device) -> Outcome {
     let mapping = probe.map(probe.make(&plain(device.location()))?, &[device.location()])?;
     drop(mapping.export_dma_buf()?);

@@ -285,7 +285,8 @@ impl Driver {
     /// The range is mapped memory of the caller's.
     ///
     /// # Errors
-    /// 1 for a range with a hole, 801 where dma-bufs are not supported.
+    /// 201 without a current context, as no other call of virtual memory management; 1 for a range with a hole, and for
+    /// memory of the host; 801 where dma-bufs are not supported.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     pub unsafe fn mem_get_dma_buf(&self, address: CUdeviceptr, size: usize) -> Result<OwnedFd, Error> {
         let mut number: c_int = -1;
