@@ -246,13 +246,7 @@ impl Default for Info {
 }
 
 pub(crate) fn info(session: &mut Session<'_>, stream: CUstream) -> Answer<Info> {
-    let (id, _) = match session.working_stream(stream) {
-        Err(CUresult::CONTEXT_IS_DESTROYED) if !stream.is_default_token() => {
-            session.violation("a stream whose context is gone is asked for its capture, which crashes a real driver");
-            return Err(CUresult::INVALID_VALUE);
-        }
-        found => found?,
-    };
+    let (id, _) = session.working_stream(stream)?;
     if let Some(context) = legacy_of(session, id)
         && !session.involving_legacy(context).is_empty()
     {

@@ -197,9 +197,10 @@ impl State {
         of_context.map(|(&number, _)| number).collect()
     }
 
-    /// Breaks a context for good, unless it is broken already.
-    pub(crate) fn break_context(&mut self, context: u64, code: CUresult) {
-        if let Some(context) = self.contexts.get_mut(&context) {
+    /// Breaks every context of the process for good that is not broken already: what fails on one device is fatal to
+    /// those on others, too.
+    pub(crate) fn break_contexts(&mut self, code: CUresult) {
+        for context in self.contexts.values_mut() {
             context.error.get_or_insert(code);
         }
     }
@@ -259,7 +260,10 @@ impl Session<'_> {
             let id = stream.0.addr() as u64;
             return match self.streams.get(&id) {
                 Some(found) if !found.destroyed && found.kind == Kind::Made => Ok(id),
-                _ if self.ended.contains(&id) => Err(CUresult::CONTEXT_IS_DESTROYED),
+                _ if self.ended.contains(&id) => {
+                    self.violation("a stream whose context is gone is used, which can crash a real driver");
+                    Err(CUresult::CONTEXT_IS_DESTROYED)
+                }
                 _ => {
                     self.violation(format!("stream {id:#x} is not alive"));
                     Err(CUresult::INVALID_HANDLE)
@@ -403,7 +407,7 @@ pub(crate) fn perform<'a>(
     let mut state = shared.lock();
     state.thread(thread).running.truncate(outer);
     if let Err(code) = ended {
-        state.break_context(context, code);
+        state.break_contexts(code);
     }
     state.finish(id, number);
     shared.changed.notify_all();

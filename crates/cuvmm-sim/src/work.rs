@@ -210,7 +210,7 @@ impl Work {
             return Ready::Nothing;
         }
         let ready = self.resolve(state).unwrap_or_else(|code| {
-            state.break_context(context, code);
+            state.break_contexts(code);
             Ready::Nothing
         });
         if ready.calls_host() {

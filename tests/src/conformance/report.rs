@@ -30,8 +30,8 @@ pub type AllAnswers = BTreeMap<String, Answers>;
 const NOTATION: &str = "\
 Each check has a driver of its own, which has just been started. Its answers are those of its calls that are in question, in
 order: the result code, and what the call tells beside it. `crash`: the process died in the call. `hang`: the call did not return.
-`=`: as the GPU. Where a GPU crashes or hangs, a simulator notes something undefined and goes on, which counts as the same. The
-calls themselves stand in `tests/conformance`, a file a section.
+`undefined`: it crashed one time, and answered another. `=`: as the GPU. Where a GPU crashes or hangs, a simulator notes something
+undefined and goes on, which counts as the same. The calls themselves stand in `tests/conformance`, a file a section.
 ";
 
 /// Writes the report, and beside it all answers line by line.

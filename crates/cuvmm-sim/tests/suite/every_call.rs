@@ -49,7 +49,8 @@ fn a_call_that_is_newer_than_the_driver_answers_801() {
 
 /// Calls for which nothing at all is something: no context to be current, or to be told, a copy or set of no bytes, a
 /// default stream, plain memory that is none.
-const OF_NOTHING: [Call; 25] = [
+const OF_NOTHING: [Call; 26] = [
+    Call::cuMemGetInfo,
     Call::cuDevicePrimaryCtxReset,
     Call::cuDevicePrimaryCtxRelease,
     Call::cuCtxSetCurrent,
