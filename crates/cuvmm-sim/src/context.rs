@@ -142,7 +142,7 @@ fn destroy(session: &mut Session<'_>, device: i32) {
     if let Some(context) = session.contexts.get_mut(&id) {
         context.alive = false;
     }
-    session.wait_until_ended(|state| state.pending_in(id));
+    session.wait_until_ended(|state| state.last_in(id));
     let streams: Vec<u64> =
         session.streams.iter().filter(|(_, stream)| stream.context == id).map(|(&stream, _)| stream).collect();
     for stream in streams {

@@ -204,7 +204,7 @@ pub(crate) fn allocate(session: &mut Session<'_>, size: usize) -> Answer<CUdevic
     if size == 0 {
         return Err(CUresult::INVALID_VALUE);
     }
-    let unit = session.shared.machine.reservation_unit.next_power_of_two().max(4096);
+    let unit = session.shared.machine.address_unit();
     let bytes = size.checked_next_multiple_of(unit).ok_or(CUresult::OUT_OF_MEMORY)?;
     let device = device_of(session, context);
     let home = Home::Device(device);
@@ -235,7 +235,7 @@ pub(crate) fn free(session: &mut Session<'_>, address: CUdeviceptr) -> Answer {
     capture::refuse_unsafe(session)?;
     let plain = |session: &Session<'_>| session.mappings.get(&address.0).and_then(|mapping| mapping.plain);
     let context = plain(session).ok_or(CUresult::INVALID_VALUE)?.context;
-    session.wait_until_ended(|state| state.pending_in(context));
+    session.wait_until_ended(|state| state.last_in(context));
     // Another thread may have freed it meanwhile.
     plain(session).ok_or(CUresult::INVALID_VALUE)?;
     map::remove(session, address.0);

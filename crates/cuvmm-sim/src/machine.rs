@@ -196,6 +196,12 @@ impl Machine {
         i32::try_from(index).ok()
     }
 
+    /// What reservations are multiples of: a power of two of the host's pages, whatever was asked for.
+    pub(crate) fn address_unit(&self) -> usize {
+        const MOST: usize = 1 << (usize::BITS - 1);
+        self.reservation_unit.checked_next_power_of_two().unwrap_or(MOST).max(4096)
+    }
+
     /// The memory of a node, if there is that node.
     pub(crate) fn node_memory(&self, id: i32) -> Option<usize> {
         if self.numa_nodes.is_empty() {

@@ -23,7 +23,7 @@ pub(crate) fn reserve(
     hint: CUdeviceptr,
     flags: u64,
 ) -> Answer<CUdeviceptr> {
-    let unit = session.shared.machine.reservation_unit.next_power_of_two().max(4096) as u64;
+    let unit = session.shared.machine.address_unit() as u64;
     let (bytes, asked) = (size as u64, alignment as u64);
     let alignment = asked.max(unit);
     let valid = flags == 0

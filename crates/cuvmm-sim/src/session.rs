@@ -53,12 +53,20 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Brings jobs nearer to their end: by doing one of them, or one that they come after, where streams are stepped
-    /// by hand, and else by letting others in.
+    /// Brings jobs nearer to their end: by doing what can start of them and of those that they come after, where streams
+    /// are stepped by hand, and else by letting others in.
     pub(crate) fn advance(&mut self, awaited: &[u64]) {
-        match self.take_for(awaited) {
-            Some((stream, number, work)) => self.perform(stream, number, &work),
-            None => self.wait_once(),
+        let mut is_nearer = false;
+        if self.shared.machine.manual_streams {
+            // What they come after only ever gets less, but by what host functions wait for, which the next look sees.
+            let reach = self.reach(awaited);
+            while let Some((stream, number, work)) = self.take_within(&reach) {
+                self.perform(stream, number, &work);
+                is_nearer = true;
+            }
+        }
+        if !is_nearer {
+            self.wait_once();
         }
     }
 

@@ -70,7 +70,6 @@ impl Stream {
 
 /// A job that has not ended.
 pub(crate) struct Pending {
-    pub(crate) context: u64,
     stream: u64,
     /// The device addresses that it uses.
     pub(crate) spans: Vec<(u64, u64)>,
@@ -122,6 +121,11 @@ impl State {
         !self.rivals(stream).any(before)
     }
 
+    /// Whether somebody may take a stream's first job now: whoever submitted it, or else anybody.
+    fn can_take(&self, stream: &Stream, job: &Job, inline: bool) -> bool {
+        !stream.busy && job.inline == inline && self.may_start(stream, job)
+    }
+
     /// The legacy default stream of a context, once something used it.
     fn legacy_of(&self, context: u64) -> Option<&Stream> {
         let id = self.contexts.get(&context)?.legacy?;
@@ -129,7 +133,7 @@ impl State {
     }
 
     /// By stream, the last of its jobs without whose end these can't end; they need all before it as well.
-    fn reach(&self, jobs: &[u64]) -> BTreeMap<u64, u64> {
+    pub(crate) fn reach(&self, jobs: &[u64]) -> BTreeMap<u64, u64> {
         let mut reach = BTreeMap::new();
         let mut open = jobs.to_vec();
         while let Some(number) = open.pop() {
@@ -163,9 +167,8 @@ impl State {
         legacy.into_iter().chain(blocking)
     }
 
-    /// Takes the first job that can start of these and those that they come after.
-    pub(crate) fn take_before(&mut self, jobs: &[u64]) -> Option<(u64, u64, Work)> {
-        let reach = self.reach(jobs);
+    /// Takes the first job that can start of those that lie within this reach.
+    pub(crate) fn take_within(&mut self, reach: &BTreeMap<u64, u64>) -> Option<(u64, u64, Work)> {
         self.take_of(|id, number| reach.get(&id).is_some_and(|&last| number <= last))
     }
 
@@ -176,14 +179,21 @@ impl State {
 
     /// Takes the first job that is wanted and can start.
     fn take_of(&mut self, is_wanted: impl Fn(u64, u64) -> bool) -> Option<(u64, u64, Work)> {
-        let first = |(&id, stream): (&u64, &Stream)| stream.queue.front().map(|job| (job.number, id));
-        let mut fronts: Vec<_> = self.streams.iter().filter_map(first).collect();
-        fronts.retain(|&(number, id)| is_wanted(id, number));
-        fronts.sort_unstable();
-        fronts.into_iter().find_map(|(_, id)| match self.step(id, false) {
+        let mut first: Option<(u64, u64)> = None;
+        for (&id, stream) in &self.streams {
+            if let Some(job) = stream.queue.front()
+                && first.is_none_or(|(number, _)| job.number < number)
+                && is_wanted(id, job.number)
+                && self.can_take(stream, job, false)
+            {
+                first = Some((job.number, id));
+            }
+        }
+        let (_, id) = first?;
+        match self.step(id, false) {
             Step::Run(number, work) => Some((id, number, work)),
             Step::Wait | Step::End => None,
-        })
+        }
     }
 
     /// Those of these jobs that have not ended.
@@ -191,10 +201,10 @@ impl State {
         jobs.iter().copied().filter(|number| self.pending.contains_key(number)).collect()
     }
 
-    /// The jobs of a context that have not ended.
-    pub(crate) fn pending_in(&self, context: u64) -> Vec<u64> {
-        let of_context = self.pending.iter().filter(|(_, pending)| pending.context == context);
-        of_context.map(|(&number, _)| number).collect()
+    /// The last jobs of a context's streams, where they have not ended: all others of its come before them.
+    pub(crate) fn last_in(&self, context: u64) -> Vec<u64> {
+        let streams = self.streams.values().filter(|stream| stream.context == context);
+        streams.map(|stream| stream.last).filter(|last| self.pending.contains_key(last)).collect()
     }
 
     /// Breaks every context of the process for good that is not broken already: what fails on one device is fatal to
@@ -210,7 +220,7 @@ impl State {
         let Some(stream) = self.streams.get(&id) else { return Step::End };
         match stream.queue.front() {
             None if stream.destroyed => Step::End,
-            Some(job) if !stream.busy && job.inline == inline && self.may_start(stream, job) => {
+            Some(job) if self.can_take(stream, job, inline) => {
                 let (number, work) = (job.number, job.work.clone());
                 if let Some(stream) = self.streams.get_mut(&id) {
                     stream.busy = true;
@@ -248,12 +258,6 @@ impl State {
 }
 
 impl Session<'_> {
-    /// Takes a job for this thread, where streams are stepped by hand: the first that can start of these jobs and those
-    /// that they come after.
-    pub(crate) fn take_for(&mut self, awaited: &[u64]) -> Option<(u64, u64, Work)> {
-        if self.shared.machine.manual_streams { self.take_before(awaited) } else { None }
-    }
-
     /// The stream that a call names: 0 and the tokens are default streams of the current context.
     pub(crate) fn stream(&mut self, stream: CUstream) -> Answer<u64> {
         if !stream.is_default_token() {
@@ -310,8 +314,7 @@ impl Session<'_> {
         }
         stream.queue.push_back(Job { number, work, inline });
         stream.last = number;
-        let context = stream.context;
-        self.pending.insert(number, Pending { context, stream: id, spans });
+        self.pending.insert(number, Pending { stream: id, spans });
         self.shared.changed.notify_all();
         Ok(number)
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::*;
-use cuvmm_sim::{Latency, Machine, NumaNode, Preset};
+use cuvmm_sim::{Hints, Latency, Machine, NumaNode, Preset};
 
 use crate::common::{Gpu, MIB, UNIT, device_memory, grant, read_write};
 
@@ -183,4 +184,43 @@ fn a_call_that_is_refused_takes_no_time_of_its_own() {
     let node = node_memory(0);
     let refused = time(|| assert_eq!(gpu.create_as(1 << 40, &node), Err(2)));
     assert!(refused < Duration::from_secs(60), "making so much takes minutes");
+}
+
+#[test]
+fn no_number_of_a_machine_is_too_odd_to_be_answered_for() {
+    let mut machines = Vec::new();
+    for unit in [0, 3, 4097, (1 << 63) + 1, usize::MAX] {
+        let mut machine = Machine::h200();
+        machine.reservation_unit = unit;
+        machines.push(machine);
+    }
+    let granularities: [fn(&CUmemAllocationProp, CUmemAllocationGranularity_flags) -> usize; 4] =
+        [|_, _| 0, |_, _| 3, |_, _| 4097, |_, _| usize::MAX];
+    machines.extend(granularities.map(|granularity| Machine::h200().granularity(granularity)));
+    let node = |id, memory| NumaNode { id, memory };
+    machines.push(Machine::h200().numa_nodes([node(-1, usize::MAX), node(i32::MIN, usize::MAX), node(-1, 0)]));
+    machines.push(Machine::h200().device_memory(usize::MAX).address_window(u64::MAX).open_files(usize::MAX));
+    machines.push(Machine::h200().device_memory(0).address_window(0).open_files(0));
+    machines.push(Machine::h200().hints(Hints::Refused(CUresult::SUCCESS)));
+    for machine in machines {
+        for preset in [Preset::Strict, Preset::Measured] {
+            let gpu = Gpu::new(machine.clone().preset(preset)).with_context();
+            for size in [1, 4097, UNIT, 1 << 46, 1 << 63, usize::MAX] {
+                for properties in [device_memory(0, POSIX), node_memory(-1), node_memory(0)] {
+                    let handle = gpu.create_as(size, &properties).unwrap_or(0);
+                    for (alignment, hint) in [(0, 0), (1 << 46, 1 << 46), (1 << 63, 1 << 63), (3, 3)] {
+                        let address = gpu.reserve(size, alignment, hint).unwrap_or(0);
+                        let mapped = gpu.map(address, size, handle) == 0;
+                        let grants = [read_write(0), grant(CUmemLocation::host(), 3)];
+                        let granted = mapped && gpu.grant(address, size, &grants) == 0;
+                        assert!(!granted || gpu.read(address, 1).is_ok());
+                        assert!(gpu.unmap(address, size) == 0 || !mapped);
+                        assert_eq!(gpu.free(address, size) == 0, address != 0);
+                    }
+                    assert_eq!(gpu.release(handle) == 0, handle != 0);
+                }
+            }
+            assert!(gpu.simulator.live().mappings == 0 && gpu.simulator.live().reservations == 0);
+        }
+    }
 }

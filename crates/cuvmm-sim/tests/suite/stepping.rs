@@ -222,6 +222,36 @@ fn thousands_of_jobs_are_waited_for_and_stepped_in_a_moment() {
 }
 
 #[test]
+fn waiting_for_a_whole_context_takes_no_longer_than_its_work() {
+    const JOBS: usize = 50_000;
+    let gpu = Gpu::new(Machine::h200().manual_streams()).with_context();
+    let streams: Vec<CUstream> = (0..500).map(|_| gpu.stream(NON_BLOCKING)).collect();
+    let order = Order::default();
+    let queue = |streams: &[CUstream]| {
+        for number in 0..JOBS {
+            order.queue(&gpu, streams[number % streams.len()], number as u32);
+        }
+    };
+    let begin = Instant::now();
+    queue(&streams[..1]);
+    let mut plain = CUdeviceptr(0);
+    // SAFETY: the place is a local's.
+    assert!(unsafe { gpu.raw().cuMemAlloc(&raw mut plain, 1) }.is_success());
+    // SAFETY: it was made just now, and nothing uses it.
+    assert!(unsafe { gpu.raw().cuMemFree(plain) }.is_success());
+    assert_eq!(order.taken().len(), JOBS);
+    queue(&streams);
+    // SAFETY: it takes no arguments.
+    assert!(unsafe { gpu.raw().cuCtxSynchronize() }.is_success());
+    assert!(order.taken().is_sorted());
+    queue(&streams[..1]);
+    // SAFETY: nothing of the context's is used any more.
+    assert!(unsafe { gpu.raw().cuDevicePrimaryCtxReset(CUdevice(0)) }.is_success());
+    assert_eq!(order.taken().len(), JOBS);
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+}
+
+#[test]
 fn waits_of_two_threads_share_the_work() {
     for gpu in both() {
         let (stream, order) = (gpu.stream(NON_BLOCKING), Order::default());
