@@ -13,6 +13,8 @@ use crate::state::Reservation;
 const MOST: u64 = 1 << 46;
 /// Where the addresses of a process end. A hint at what lies behind is no wish that could be granted elsewhere.
 const END: u64 = 1 << 47;
+/// Behind this no hint is granted: somewhere there the main thread's stack grows down, into whatever is below it.
+const STACK: u64 = END - (64 << 30);
 /// What is smaller is made in an arena, where a driver has such: 24 MiB was, 28 were not.
 const LEAST_OUTSIDE_ARENAS: u64 = 28 << 20;
 
@@ -41,7 +43,7 @@ pub(crate) fn reserve(
     if bytes > MOST || session.reserved_bytes.checked_add(bytes).is_none_or(|total| total > window) {
         return Err(CUresult::OUT_OF_MEMORY);
     }
-    let range = match (hint.0, habit(session, bytes)) {
+    let range = match (hint.0, habit(session, hint.0, bytes)) {
         (0, _) => session.placer.place(bytes, alignment),
         (hint, Hints::Elsewhere) => match session.placer.place(bytes, alignment) {
             // Held while another place is looked for.
@@ -63,13 +65,14 @@ pub(crate) fn reserve(
 }
 
 /// What becomes of a hint for so many bytes.
-fn habit(session: &Session<'_>, bytes: u64) -> Hints {
+fn habit(session: &Session<'_>, hint: u64, bytes: u64) -> Hints {
     let has_context = || session.primaries.values().any(|primary| primary.context.is_some());
     let hints = match session.shared.machine.hints {
         Hints::ByPreset => session.policy.hints,
         hints => hints,
     };
     match hints {
+        Hints::Granted | Hints::Arenas if hint.saturating_add(bytes) > STACK => Hints::Elsewhere,
         Hints::Arenas if bytes < LEAST_OUTSIDE_ARENAS && has_context() => Hints::Elsewhere,
         hints => hints,
     }

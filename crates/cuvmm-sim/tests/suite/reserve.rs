@@ -65,6 +65,19 @@ fn an_occupied_hint_gives_another_address() {
 }
 
 #[test]
+fn what_the_main_threads_stack_grows_into_is_left_to_it() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let stack = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
+    let end = u64::from_str_radix(stack.split('-').next().unwrap(), 16).unwrap();
+    for gpu in Gpu::both() {
+        for size in [UNIT, 64 * MIB] {
+            let below = (end - size as u64) & !(UNIT as u64 - 1);
+            assert_ne!(gpu.reserve(size, 0, below).unwrap(), below);
+        }
+    }
+}
+
+#[test]
 fn a_hint_that_no_process_has_is_refused() {
     for gpu in Gpu::both() {
         let last = (1 << 47) - 64 * MIB as u64;
