@@ -1,6 +1,6 @@
 //! The one driver of the process.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use cuvmm_driver::{RawDriver, Served};
 use cuvmm_sim::{Machine, Simulator};
@@ -9,33 +9,45 @@ use crate::configuration::Configuration;
 use crate::log;
 
 /// The driver, made at the first call as the environment says.
-static DRIVER: LazyLock<Simulator> = LazyLock::new(start);
+static DRIVER: OnceLock<Simulator> = OnceLock::new();
 
 /// Serves the one driver.
 pub(crate) struct Library;
 
 impl Served for Library {
     fn served() -> &'static dyn RawDriver {
-        &*DRIVER
+        driver()
     }
 }
 
 /// The driver itself.
 pub(crate) fn driver() -> &'static Simulator {
-    &DRIVER
+    DRIVER.get().unwrap_or_else(start)
 }
 
-fn start() -> Simulator {
+/// Makes the driver. Of threads that do so at once the first to be done has made it, and none waits for another: a
+/// process that is forked meanwhile would wait for a thread that it does not have.
+fn start() -> &'static Simulator {
     let variables = std::env::vars_os();
     let variables = variables.map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()));
-    let configuration = Configuration::read(variables).unwrap_or_else(|wrong| {
-        log::say(&format!("{wrong}; there are no devices"));
-        Configuration { machine: Machine::h200().visible(&[]), log: None }
-    });
+    let (configuration, wrong) = match Configuration::read(variables) {
+        Ok(configuration) => (configuration, None),
+        Err(wrong) => (Configuration { machine: Machine::h200().visible(&[]), log: None }, Some(wrong)),
+    };
     let simulator = Simulator::new(configuration.machine);
     simulator.serve::<Library>();
-    if let Some(target) = configuration.log {
-        log::write_at_exit(target);
+    let mut is_first = false;
+    let driver = DRIVER.get_or_init(|| {
+        is_first = true;
+        simulator
+    });
+    if is_first {
+        if let Some(wrong) = wrong {
+            log::say(&format!("{wrong}; there are no devices"));
+        }
+        if let Some(target) = configuration.log {
+            log::write_at_exit(target);
+        }
     }
-    simulator
+    driver
 }

@@ -5,15 +5,16 @@ use cuvmm_driver::sys::*;
 
 use crate::machine::DeviceModel;
 use crate::session::{Answer, Session};
+use crate::simulator::Shared;
 
-pub(crate) fn init(session: &mut Session<'_>, flags: u32) -> Answer {
+pub(crate) fn init(shared: &Shared, flags: u32) -> Answer {
     if flags != 0 {
         return Err(CUresult::INVALID_VALUE);
     }
-    if session.shared.machine.devices.is_empty() {
+    if shared.machine.devices.is_empty() {
         return Err(CUresult::NO_DEVICE);
     }
-    session.shared.mark_initialized();
+    shared.mark_initialized();
     Ok(())
 }
 

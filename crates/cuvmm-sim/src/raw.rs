@@ -67,6 +67,12 @@ macro_rules! calls {
                 code_of(self.get_proc_address(symbol, pfn, version, flags, status))
             }
 
+            unsafe fn cuInit(&self, flags: u32) -> CUresult {
+                // Before any lock is taken: a process that is forked meanwhile knows that it is, and waits for nobody.
+                let begun = device::init(self.shared(), flags);
+                self.answer(Call::cuInit, |_| begun)
+            }
+
             unsafe fn cuDriverGetVersion(&self, version: *mut i32) -> CUresult {
                 // SAFETY: the trait's caller promises that it is null or valid for an `i32`.
                 let version = unsafe { Out::new(version) };
@@ -159,7 +165,6 @@ fn pair<A, B>(first: Out<A>, second: Out<B>, make: impl FnOnce() -> Answer<(A, B
 }
 
 calls! {
-    cuInit(val flags: u32) |s| device::init(s, flags);
     cuDeviceGet(out device: CUdevice, val ordinal: i32) |s| device.give(|| device::get(s, ordinal));
     cuDeviceGetCount(out count: i32) |s| count.give(|| Ok(device::count(s)));
     cuDeviceGetName(out name: c_char, val length: i32, val device: CUdevice) |s| {

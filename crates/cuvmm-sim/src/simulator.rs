@@ -68,8 +68,9 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes whose driver it is from now on: of the process that was the first.
     pub(crate) fn mark_initialized(&self) {
-        self.process.store(process::id(), Ordering::Release);
+        let _ = self.process.compare_exchange(0, process::id(), Ordering::AcqRel, Ordering::Acquire);
     }
 
     pub(crate) fn device_has(&self, ordinal: i32, attribute: CUdevice_attribute) -> bool {
