@@ -83,7 +83,8 @@ pub enum Hints {
     /// As [`Granted`](Self::Granted) with [`Preset::Strict`], and as [`Arenas`](Self::Arenas) with
     /// [`Preset::Measured`].
     ByPreset,
-    /// It gets exactly that address if it is free, and another one if not.
+    /// It gets exactly that address if it is free, and another one if not, or if it is among the last 64 GiB that a
+    /// process has: its stack is there.
     Granted,
     /// It always gets another address.
     Elsewhere,
