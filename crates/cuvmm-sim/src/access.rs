@@ -9,8 +9,8 @@ use crate::session::{Answer, Session};
 use crate::space::{self, HostAccess};
 use crate::state::{Grantee, Home, end_of};
 
-/// Grants are made one after the other, and mapping after mapping, where it was found that all of them can be: one that
-/// is refused leaves what came before it.
+/// Mapping after mapping gets its grants, one after the other, once all of them were found to make sense: one that is
+/// refused leaves what came before it.
 pub(crate) fn set(
     session: &mut Session<'_>,
     address: CUdeviceptr,
@@ -33,9 +33,9 @@ pub(crate) fn set(
     if takes_away(session, &starts, &grants) && session.is_in_use(start, end) {
         session.violation("access taken away under queued work");
     }
-    let mut changes = vec![0; starts.len()];
-    for &(grantee, flags) in &grants {
-        for (&start, changes) in starts.iter().zip(&mut changes) {
+    for start in starts {
+        let mut devices = 0;
+        for &(grantee, flags) in &grants {
             check_reach(session, start, grantee)?;
             if grantee == Grantee::Host {
                 open_to_host(session, start, flags)?;
@@ -43,11 +43,9 @@ pub(crate) fn set(
             if let Some(mapping) = session.mappings.get_mut(&start)
                 && mapping.access.insert(grantee, flags) != Some(flags)
             {
-                *changes += 1;
+                devices += 1;
             }
         }
-    }
-    for (start, devices) in starts.into_iter().zip(changes) {
         if let Some(mapping) = session.mappings.get(&start) {
             let host = is_host_memory(mapping.memory.properties.location);
             let work = Work::Grant { bytes: mapping.bytes, host, devices };
@@ -154,22 +152,16 @@ fn takes_away(session: &Session<'_>, starts: &[u64], grants: &[Grant]) -> bool {
 }
 
 pub(crate) fn get(session: &Session<'_>, location: CUmemLocation, address: CUdeviceptr) -> Answer<u64> {
-    let is_device = location.location_type == CUmemLocationType::DEVICE;
-    if is_device && session.shared.machine.device(location.id).is_none() {
-        return Err(CUresult::INVALID_DEVICE);
-    }
-    let mut grantee = grantee_of(session, &location)?;
+    let grantee = grantee_of(session, &location).map_err(|_| CUresult::INVALID_DEVICE)?;
     let (_, mapping) = session.mapping_at(address.0).ok_or(CUresult::INVALID_VALUE)?;
     if mapping.handle.is_none() {
         // Nobody grants plain memory, so nothing is told of it.
         return Ok(0);
     }
-    let home = mapping.memory.properties.location;
-    if location.location_type == CUmemLocationType::HOST
-        && session.policy.host_access_is_the_homes
-        && !is_host_memory(home)
-    {
-        grantee = Grantee::Device(home.id);
+    let granted = |grantee| mapping.access.get(&grantee).map_or(0, |flags| u64::from(flags.0));
+    let is_host = location.location_type == CUmemLocationType::HOST;
+    if is_host && session.policy.host_access_is_the_first_devices {
+        return Ok(granted(grantee) | granted(Grantee::Device(0)));
     }
-    Ok(mapping.access.get(&grantee).map_or(0, |flags| u64::from(flags.0)))
+    Ok(granted(grantee))
 }

@@ -75,9 +75,7 @@ fn place(session: &Session<'_>, side: Side, device: i32) -> Answer<Place> {
 /// crashes at a reserved one.
 fn refuse_taken_for_the_hosts(session: &mut Session<'_>, sides: [Side; 2]) -> Answer {
     for side in sides.into_iter().filter(|side| side.may_be_host) {
-        let reserved = session.reservation_at(side.address).is_some();
-        let granted = |(_, mapping): (u64, &Mapping)| mapping.access.values().any(|flags| flags.0 != 0);
-        if reserved && !session.mapping_at(side.address).is_some_and(granted) {
+        if session.reservation_at(side.address).is_some() && session.mapping_at(side.address).is_none() {
             session.violation("a copy of reserved addresses as if they were the host's, which crashes a real driver");
             return Err(CUresult::INVALID_VALUE);
         }

@@ -39,6 +39,7 @@ pub(crate) fn create(
         room_for_files(session, 1)?;
     }
     let mut properties = properties;
+    properties.alloc_flags.usage &= known_usages(session);
     if let Home::Node(node) = home
         && session.policy.host_reads_as_numa
         && properties.location.location_type == CUmemLocationType::HOST
@@ -144,14 +145,17 @@ fn check_handle_types(session: &Session<'_>, kinds: CUmemAllocationHandleType, h
     Ok(())
 }
 
+fn known_usages(session: &Session<'_>) -> u16 {
+    let version = session.shared.machine.driver_version.0;
+    USAGES.iter().filter(|&&(_, since)| version >= since).fold(0, |known, &(usage, _)| known | usage)
+}
+
 fn check_flags(session: &Session<'_>, flags: CUmemAllocationPropFlags, home: Home) -> Answer {
     let has = |attribute| match home {
         Home::Device(ordinal) => session.shared.device_has(ordinal, attribute),
         _ => session.shared.any_device_has(attribute),
     };
-    let version = session.shared.machine.driver_version.0;
-    let usages = USAGES.iter().filter(|&&(_, since)| version >= since).fold(0, |known, &(usage, _)| known | usage);
-    let unknown_usage = flags.usage & !usages != 0 && !session.policy.unknown_usages;
+    let unknown_usage = flags.usage & !known_usages(session) != 0 && !session.policy.unknown_usages;
     if flags.compression_type > 1 || unknown_usage || flags.reserved != [0; 4] {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -235,11 +239,13 @@ pub(crate) fn properties(
     told.ok_or(CUresult::INVALID_VALUE)
 }
 
-/// What a handle says of its memory: an imported one names neither handle types nor flags.
+/// What a handle says of its memory: an imported one names, of flags and handle types, compression alone.
 pub(crate) fn properties_by(memory: &Memory, imported: bool) -> CUmemAllocationProp {
     let made = memory.properties;
     if !imported {
         return made;
     }
-    CUmemAllocationProp::pinned(made.location, CUmemAllocationHandleType::NONE)
+    let mut properties = CUmemAllocationProp::pinned(made.location, CUmemAllocationHandleType::NONE);
+    properties.alloc_flags.compression_type = made.alloc_flags.compression_type;
+    properties
 }

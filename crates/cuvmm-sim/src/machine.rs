@@ -88,7 +88,7 @@ pub enum Hints {
     Granted,
     /// It always gets another address.
     Elsewhere,
-    /// As a measured H200 has it: while a context is active, what is smaller than 28 MiB shares regions with its like
+    /// As a measured H200 has it: while a context is active, what is smaller than 26 MiB shares regions with its like
     /// and always gets another address; all else is as [`Granted`](Self::Granted).
     Arenas,
     /// The call fails, as some drivers have it.

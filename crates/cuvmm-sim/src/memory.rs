@@ -126,7 +126,8 @@ impl Memory {
         mask: u8,
         uuid: CUuuid,
     ) -> rustix::io::Result<Self> {
-        let header = Header { bytes, mask, uuid, location: properties.location };
+        let compression = properties.alloc_flags.compression_type;
+        let header = Header { bytes, mask, compression, uuid, location: properties.location };
         let file = MemoryFile::new(&header)?;
         let view = View::of_file(file.0.as_fd(), bytes)?;
         let identity = Some(identity_of(file.0.as_fd())?);
@@ -416,12 +417,18 @@ impl Found {
     pub(crate) fn location(&self) -> CUmemLocation {
         self.header.location
     }
+
+    /// How it is compressed.
+    pub(crate) fn compression(&self) -> u8 {
+        self.header.compression
+    }
 }
 
 /// What the page at the end of a memory file says. Whoever holds the file can change it, so it is checked.
 struct Header {
     bytes: usize,
     mask: u8,
+    compression: u8,
     uuid: CUuuid,
     location: CUmemLocation,
 }
@@ -432,6 +439,7 @@ impl Header {
         bytes[..16].copy_from_slice(&MAGIC);
         bytes[16..20].copy_from_slice(&VERSION.to_le_bytes());
         bytes[20] = self.mask;
+        bytes[21] = self.compression;
         bytes[24..32].copy_from_slice(&(self.bytes as u64).to_le_bytes());
         bytes[32..48].copy_from_slice(&self.uuid.bytes);
         bytes[48..52].copy_from_slice(&self.location.location_type.0.to_le_bytes());
@@ -452,6 +460,6 @@ impl Header {
             return None;
         }
         let uuid = CUuuid { bytes: *bytes.get(32..)?.first_chunk()? };
-        Some(Self { bytes: size, mask: bytes[20], uuid, location })
+        Some(Self { bytes: size, mask: bytes[20], compression: bytes[21], uuid, location })
     }
 }

@@ -25,8 +25,15 @@ pub(crate) fn range(session: &mut Session<'_>, address: CUdeviceptr) -> Answer<(
     let (start, mapping) = session.mapping_at(address.0).ok_or(CUresult::NOT_FOUND)?;
     match granted(mapping, Some(device)) {
         0 => Err(CUresult::NOT_FOUND),
+        _ if session.policy.host_range_has_no_base && !is_on_device(mapping) => {
+            Ok((CUdeviceptr(0), asked_bytes(mapping) as usize))
+        }
         _ => Ok((CUdeviceptr(start), asked_bytes(mapping) as usize)),
     }
+}
+
+fn is_on_device(mapping: &Mapping) -> bool {
+    mapping.memory.properties.location.location_type == CUmemLocationType::DEVICE
 }
 
 /// How much somebody asked for.
@@ -39,20 +46,22 @@ pub(crate) fn attribute(
     attribute: CUpointer_attribute,
     address: CUdeviceptr,
 ) -> Answer<Value> {
-    let device = context::current(session).ok().map(|context| device_of(session, context));
+    let current = context::current(session);
+    let device = current.ok().map(|context| device_of(session, context));
     let (start, mapping) = session.mapping_at(address.0).ok_or(CUresult::INVALID_VALUE)?;
     if attribute.0 >= CUpointer_attribute::MAPPING_SIZE.0 && session.shared.machine.driver_version.0 < 11070 {
         return Err(CUresult::INVALID_VALUE);
     }
     let handle = mapping.handle.and_then(|value| session.handles.get(&value));
     let properties = properties_by(&mapping.memory, handle.is_some_and(|handle| handle.imported));
-    let on_device = properties.location.location_type == CUmemLocationType::DEVICE;
+    let on_device = is_on_device(mapping);
     let reservation = session.reservation_at(address.0).map(|(from, found)| (from, found.bytes));
     Ok(match attribute {
         CUpointer_attribute::CONTEXT => Value::Long(mapping.plain.as_ref().map_or(0, |plain| plain.context)),
         CUpointer_attribute::MEMORY_TYPE => {
             Value::Int(if on_device { CUmemorytype::DEVICE.0 } else { CUmemorytype::HOST.0 })
         }
+        CUpointer_attribute::DEVICE_POINTER if device.is_none() => return current.map(Value::Long),
         CUpointer_attribute::DEVICE_POINTER if granted(mapping, device) != 0 => Value::Long(address.0),
         CUpointer_attribute::HOST_POINTER if mapping.access.get(&Grantee::Host).is_some_and(|flags| flags.0 != 0) => {
             Value::Long(address.0)

@@ -31,8 +31,10 @@ pub(crate) struct Policy {
     pub(crate) access_across_reservations: bool,
     /// A grant with a hole inside is given to what is mapped before the hole, and succeeds.
     pub(crate) grant_up_to_a_hole: bool,
-    /// The access of HOST is that of the place where the memory is: a device's, where it is there.
-    pub(crate) host_access_is_the_homes: bool,
+    /// The access of HOST is also what the first device was granted.
+    pub(crate) host_access_is_the_first_devices: bool,
+    /// The range around an address of host memory has no base.
+    pub(crate) host_range_has_no_base: bool,
     /// Handle types that nobody defined are ignored at create.
     pub(crate) unknown_handle_types: bool,
     /// Usages that nobody defined are ignored at create.
@@ -62,7 +64,8 @@ impl Preset {
             unmap_across_reservations: lax,
             access_across_reservations: lax,
             grant_up_to_a_hole: lax,
-            host_access_is_the_homes: lax,
+            host_access_is_the_first_devices: lax,
+            host_range_has_no_base: lax,
             unknown_handle_types: lax,
             unknown_usages: lax,
             hidden_memory_imports: lax,

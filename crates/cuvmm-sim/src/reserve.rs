@@ -15,8 +15,8 @@ const MOST: u64 = 1 << 46;
 const END: u64 = 1 << 47;
 /// Behind this no hint is granted: somewhere there the main thread's stack grows down, into whatever is below it.
 const STACK: u64 = END - (64 << 30);
-/// What is smaller is made in an arena, where a driver has such: 24 MiB was, 28 were not.
-const LEAST_OUTSIDE_ARENAS: u64 = 28 << 20;
+/// What is smaller is made in an arena, where a driver has such: 24 MiB was, 26 were not.
+const LEAST_OUTSIDE_ARENAS: u64 = 26 << 20;
 
 pub(crate) fn reserve(
     session: &mut Session<'_>,

@@ -128,7 +128,8 @@ fn adopt(session: &mut Session<'_>, found: &Found) -> Answer<CUmemGenericAllocat
             None => return Err(CUresult::INVALID_DEVICE),
         };
     }
-    let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    let mut properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    properties.alloc_flags.compression_type = found.compression();
     let memory = Memory::imported(found, properties).map_err(|_| CUresult::OUT_OF_MEMORY)?;
     // Memory that was made here, and that only a descriptor held, is counted here as long as it lives.
     let memory_id = session.add_physical(Arc::new(memory), Home::Foreign);

@@ -27,7 +27,10 @@ fn range(args: &mut Args<'_>) -> Result<Reply, String> {
     let code = call!(args, cuMemGetAddressRange(to_base, to_size, address));
     let mut told = Vec::new();
     if !to_base.is_null() {
-        told.push(format!("before={}", address.0.wrapping_sub(base.0)));
+        told.push(match base.0 {
+            0 => "none".to_owned(),
+            base => format!("before={}", address.0.wrapping_sub(base)),
+        });
     }
     if !to_size.is_null() {
         told.push(format!("size={size}"));
