@@ -35,6 +35,8 @@ const HEADER_AT: u64 = FILE_BYTES - 4096;
 pub(crate) const MOST_BYTES: usize = (FILE_BYTES - (1 << 30)) as usize;
 const MAGIC: [u8; 16] = *b"cuvmm-sim memory";
 const VERSION: u32 = 1;
+/// The file system that memory files are of.
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 /// How much is copied at once where bytes have to be masked.
 const BOUNCE: usize = 64 << 10;
 
@@ -365,7 +367,9 @@ pub(crate) fn find(number: i32) -> Answer<Found> {
         }
         let stat = rustix::fs::fstat(&file)?;
         let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && u64::try_from(stat.st_size) == Ok(FILE_BYTES);
+            && u64::try_from(stat.st_size) == Ok(FILE_BYTES)
+            // Of huge pages there may be none left, which ends who touches one.
+            && rustix::fs::fstatfs(&file)?.f_type == TMPFS;
         if !is_ours {
             return Err(Errno::INVAL);
         }
