@@ -212,11 +212,11 @@ pub(crate) fn end(session: &mut Session<'_>, stream: CUstream) -> Answer<CUgraph
     let (active, graph) = (capture.active, capture.graph);
     session.end_capture(part.capture);
     let joined = session.graphs.get(&graph).is_some_and(|graph| graph.is_joined(&part.after));
-    let lost = match (wrong_thread, active, joined) {
-        (true, _, _) => Some(CUresult::STREAM_CAPTURE_WRONG_THREAD),
-        (_, false, _) => Some(CUresult::STREAM_CAPTURE_INVALIDATED),
+    let lost = match (active, wrong_thread, joined) {
+        (false, _, _) => Some(CUresult::STREAM_CAPTURE_INVALIDATED),
+        (_, true, _) => Some(CUresult::STREAM_CAPTURE_WRONG_THREAD),
         (_, _, false) => Some(CUresult::STREAM_CAPTURE_UNJOINED),
-        (false, true, true) => None,
+        (true, false, true) => None,
     };
     if let Some(code) = lost {
         session.graphs.remove(&graph);

@@ -62,6 +62,14 @@ pub(crate) fn named(session: &mut Session<'_>, context: CUcontext) -> Answer<u64
     }
 }
 
+/// A context that somebody makes current.
+fn to_be_current(session: &mut Session<'_>, context: CUcontext) -> Answer<u64> {
+    match named(session, context) {
+        Err(CUresult::CONTEXT_IS_DESTROYED) if session.policy.gone_contexts_made_current => Ok(context.0.addr() as u64),
+        known => known,
+    }
+}
+
 /// The current context; 201 without one, 709 where it is destroyed.
 pub(crate) fn current(session: &mut Session<'_>) -> Answer<u64> {
     let thread = session.thread;
@@ -191,7 +199,7 @@ pub(crate) fn get_current(session: &mut Session<'_>) -> Answer<CUcontext> {
 }
 
 pub(crate) fn set_current(session: &mut Session<'_>, context: CUcontext) -> Answer {
-    let id = if context.is_null() { None } else { Some(named(session, context)?) };
+    let id = if context.is_null() { None } else { Some(to_be_current(session, context)?) };
     let thread = session.thread;
     let stack = &mut session.thread(thread).stack;
     stack.pop();
@@ -203,7 +211,7 @@ pub(crate) fn push(session: &mut Session<'_>, context: CUcontext) -> Answer {
     if context.is_null() {
         return Err(CUresult::INVALID_VALUE);
     }
-    let id = named(session, context)?;
+    let id = to_be_current(session, context)?;
     let thread = session.thread;
     session.thread(thread).stack.push(id);
     Ok(())
@@ -224,8 +232,7 @@ pub(crate) fn device_of(session: &Session<'_>, context: u64) -> i32 {
 }
 
 pub(crate) fn stream_context(session: &mut Session<'_>, stream: CUstream) -> Answer<CUcontext> {
-    let stream = session.stream(stream)?;
-    let context = session.streams.get(&stream).ok_or(CUresult::INVALID_HANDLE)?.context;
+    let (_, context) = session.working_stream(stream)?;
     Ok(value_of(context))
 }
 

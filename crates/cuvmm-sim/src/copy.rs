@@ -48,9 +48,9 @@ impl Side {
     }
 }
 
-fn device_for(session: &Session<'_>, side: Side, context: u64) -> Answer<i32> {
+fn device_for(session: &Session<'_>, side: Side, device: i32) -> Answer<i32> {
     match side.context {
-        None => Ok(device_of(session, context)),
+        None => Ok(device),
         Some(named) => {
             let id = named.0.addr() as u64;
             let alive = session.contexts.get(&id).is_some_and(|context| context.alive);
@@ -83,9 +83,9 @@ fn refuse_taken_for_the_hosts(session: &mut Session<'_>, sides: [Side; 2]) -> An
     Ok(())
 }
 
-/// The work of a copy, wherever its memory may be used.
-pub(crate) fn copy_work(session: &Session<'_>, context: u64, to: Side, from: Side, bytes: usize) -> Answer<Work> {
-    let (to_device, from_device) = (device_for(session, to, context)?, device_for(session, from, context)?);
+/// The work of a copy by a device, wherever its memory may be used.
+pub(crate) fn copy_work(session: &Session<'_>, device: i32, to: Side, from: Side, bytes: usize) -> Answer<Work> {
+    let (to_device, from_device) = (device_for(session, to, device)?, device_for(session, from, device)?);
     Ok(Work::Copy { to: place(session, to, to_device)?, from: place(session, from, from_device)?, bytes })
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn copy(session: &mut Session<'_>, to: Side, from: Side, bytes: usize
         return Ok(());
     }
     refuse_taken_for_the_hosts(session, [to, from])?;
-    let work = copy_work(session, context, to, from, bytes)?;
+    let work = copy_work(session, device_of(session, context), to, from, bytes)?;
     work.refuse_unusable(session)?;
     let stream = session.stream(CUstream::LEGACY)?;
     capture::refuse_legacy(session, stream)?;
@@ -123,13 +123,14 @@ pub(crate) fn copy_async(session: &mut Session<'_>, to: Side, from: Side, bytes:
         return Ok(());
     }
     refuse_taken_for_the_hosts(session, [to, from])?;
-    let work = copy_work(session, context, to, from, bytes)?;
+    let work = copy_work(session, device_of(session, context), to, from, bytes)?;
     let waits = work.is_waited_for();
-    if capture::enter(session, stream)?.is_some() {
+    let captured = capture::enter(session, stream)?.is_some();
+    work.refuse_unusable(session)?;
+    if captured {
         session.record(stream, work);
         return Ok(());
     }
-    work.refuse_unusable(session)?;
     let work = match work {
         Work::Copy { to, from, bytes } => Work::Copy { to, from: from.taken(bytes), bytes },
         other => other,

@@ -24,6 +24,7 @@ fn named(session: &mut Session<'_>, event: CUevent) -> Answer<u64> {
         return Ok(id);
     }
     if session.ended.contains(&id) {
+        session.violation("an event whose context is gone is used, which can crash a real driver");
         return Err(CUresult::INVALID_CONTEXT);
     }
     session.violation(format!("event {id:#x} is not alive"));

@@ -69,6 +69,11 @@ impl Graph {
         self.objects.entry(id).or_insert((object, 0)).1 += u64::from(count);
     }
 
+    /// Takes all its references to a user object from it; how many that were.
+    pub(crate) fn let_all_go(&mut self, id: u64) -> u64 {
+        self.objects.remove(&id).map_or(0, |(_, count)| count)
+    }
+
     /// Takes references from it, if it has so many.
     pub(crate) fn let_go(&mut self, id: u64, count: u32) -> bool {
         match self.objects.get_mut(&id) {
@@ -135,6 +140,15 @@ fn context_of_a_node(session: &mut Session<'_>, context: CUcontext) -> Answer<u6
     if context.is_null() { Err(CUresult::INVALID_VALUE) } else { context::named(session, context) }
 }
 
+/// The device that a copy node is for, which need not name a context.
+fn device_of_a_copy(session: &mut Session<'_>, context: CUcontext) -> Answer<i32> {
+    if !context.is_null() {
+        let context = context::named(session, context)?;
+        return Ok(context::device_of(session, context));
+    }
+    Ok(context::current(session).map_or(0, |context| context::device_of(session, context)))
+}
+
 /// A node, as the caller knows it.
 pub(crate) fn value_of(node: u64) -> CUgraphNode {
     CUgraphNode(std::ptr::without_provenance_mut(node as usize))
@@ -148,7 +162,7 @@ pub(crate) fn add_memcpy(
     context: CUcontext,
 ) -> Answer<CUgraphNode> {
     let graph = named(session, graph)?;
-    let context = context_of_a_node(session, context)?;
+    let device = device_of_a_copy(session, context)?;
     let side = |kind, host, device| match kind {
         CUmemorytype::HOST => Ok(Side::host(host)),
         CUmemorytype::DEVICE => Ok(Side::device(device)),
@@ -172,7 +186,7 @@ pub(crate) fn add_memcpy(
     if asked.height > 1 || asked.depth > 1 || offsets.as_flattened().iter().any(|&offset| offset != 0) {
         return Err(CUresult::NOT_SUPPORTED);
     }
-    let work = copy::copy_work(session, context, to, from, bytes)?;
+    let work = copy::copy_work(session, device, to, from, bytes)?;
     work.refuse_unusable(session)?;
     add(session, graph, after, work)
 }
@@ -216,7 +230,7 @@ pub(crate) fn add_host(
     add(session, graph, after, Work::Host(call))
 }
 
-/// Makes what can be launched, where the nodes' memory may be used now; it is looked up again as they run.
+/// Makes what can be launched, where the memory of sets may be used now; all is looked up again as it runs.
 pub(crate) fn instantiate(session: &mut Session<'_>, graph: CUgraph, flags: u64) -> Answer<CUgraphExec> {
     let id = owned(session, graph)?;
     if flags & !0b1111 != 0 {
@@ -224,7 +238,8 @@ pub(crate) fn instantiate(session: &mut Session<'_>, graph: CUgraph, flags: u64)
     }
     capture::refuse_unsafe(session)?;
     let graph = session.graphs.get(&id).ok_or(CUresult::INVALID_VALUE)?;
-    graph.nodes.iter().try_for_each(|node| node.work.refuse_unusable(session))?;
+    let mut sets = graph.nodes.iter().filter(|node| matches!(node.work, Work::Fill { .. }));
+    sets.try_for_each(|node| node.work.refuse_unusable(session))?;
     let work = graph.nodes.iter().map(|node| node.work.clone()).collect();
     let objects = graph.objects.values().map(|(object, _)| object.clone()).collect();
     let executable = session.number();
@@ -263,6 +278,7 @@ pub(crate) fn launch(session: &mut Session<'_>, graph: CUgraphExec, stream: CUst
 /// Destroys an executable; launches of it that are under way keep what they need.
 pub(crate) fn executable_destroy(session: &mut Session<'_>, graph: CUgraphExec) -> Answer {
     let (id, _) = executable(session, graph)?;
+    capture::refuse_unsafe(session)?;
     session.executables.remove(&id);
     Ok(())
 }

@@ -49,8 +49,10 @@ pub(crate) struct Policy {
     pub(crate) unknown_capture_modes: bool,
     /// A capture ends with nowhere to write its graph, which nobody can destroy then.
     pub(crate) capture_ends_unseen: bool,
-    /// A graph gives back references to a user object that it does not have.
+    /// A graph gives back references to a user object that it does not have, at the caller's cost.
     pub(crate) graph_releases_what_it_lacks: bool,
+    /// A context that is gone is made current; only its use is refused.
+    pub(crate) gone_contexts_made_current: bool,
 }
 
 impl Preset {
@@ -74,6 +76,7 @@ impl Preset {
             unknown_capture_modes: lax,
             capture_ends_unseen: lax,
             graph_releases_what_it_lacks: lax,
+            gone_contexts_made_current: lax,
         }
     }
 }

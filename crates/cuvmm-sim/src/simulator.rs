@@ -301,7 +301,7 @@ impl Simulator {
 }
 
 /// The calls that a real driver lets through in a host function or destructor, though none may be made there: those on
-/// streams, events, launches and user objects that the caller has.
+/// streams and events that the caller has, sets, launches of graphs, and those on user objects.
 fn is_tolerated_in_host_function(call: Call) -> bool {
     matches!(
         call,
@@ -321,18 +321,14 @@ fn is_tolerated_in_host_function(call: Call) -> bool {
             | Call::cuEventSynchronize
             | Call::cuEventDestroy
             | Call::cuLaunchHostFunc
-            | Call::cuLaunchKernel
-            | Call::cuMemcpyAsync
-            | Call::cuMemcpyHtoDAsync
-            | Call::cuMemcpyDtoHAsync
-            | Call::cuMemcpyDtoDAsync
-            | Call::cuMemcpyPeerAsync
             | Call::cuMemsetD8Async
             | Call::cuMemsetD16Async
             | Call::cuMemsetD32Async
             | Call::cuGraphLaunch
-            | Call::cuGraphExecDestroy
-            | Call::cuGraphDestroy
+            | Call::cuGraphAddHostNode
+            | Call::cuGraphRetainUserObject
+            | Call::cuGraphReleaseUserObject
+            | Call::cuUserObjectCreate
             | Call::cuUserObjectRetain
             | Call::cuUserObjectRelease
     )

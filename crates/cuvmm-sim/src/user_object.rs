@@ -43,10 +43,10 @@ impl UserObject {
         self.owned.as_ref().map_or(0, |(_, count)| *count)
     }
 
-    /// Takes `count` references away, which are there.
-    fn take(&mut self, count: u32) {
+    /// Takes `count` references away, or all if there are no more.
+    fn take(&mut self, count: u64) {
         match &mut self.owned {
-            Some((_, owned)) if *owned > u64::from(count) => *owned -= u64::from(count),
+            Some((_, owned)) if *owned > count => *owned -= count,
             _ => self.owned = None,
         }
     }
@@ -175,7 +175,7 @@ pub(crate) fn retain(session: &mut Session<'_>, object: CUuserObject, count: u32
 pub(crate) fn release(session: &mut Session<'_>, object: CUuserObject, count: u32) -> Answer {
     let count = counted(count)?;
     let (id, _object) = named(session, object)?;
-    owned(session, id, count)?.take(count);
+    owned(session, id, count)?.take(count.into());
     Ok(())
 }
 
@@ -202,7 +202,7 @@ pub(crate) fn graph_retain(
     let graph = graph::named(session, graph)?;
     let (id, object) = named(session, object)?;
     if flags == CUuserObjectRetain_flags::MOVE {
-        owned(session, id, count)?.take(count);
+        owned(session, id, count)?.take(count.into());
     }
     if let Some(graph) = session.graphs.get_mut(&graph) {
         graph.keep(id, object, count);
@@ -212,13 +212,18 @@ pub(crate) fn graph_retain(
 
 pub(crate) fn graph_release(session: &mut Session<'_>, graph: CUgraph, object: CUuserObject, count: u32) -> Answer {
     let count = counted(count)?;
-    let graph = graph::named(session, graph)?;
+    let graph_id = graph::named(session, graph)?;
     let (id, _object) = named(session, object)?;
-    let graph = session.graphs.get_mut(&graph).ok_or(CUresult::INVALID_VALUE)?;
+    let graph = session.graphs.get_mut(&graph_id).ok_or(CUresult::INVALID_VALUE)?;
     if !graph.let_go(id, count) {
         session.violation(format!("a graph has fewer references to user object {id:#x}"));
         if !session.policy.graph_releases_what_it_lacks {
             return Err(CUresult::INVALID_VALUE);
+        }
+        // There is one count of references: what the graph lacks is taken from the caller's.
+        let lacking = u64::from(count) - session.graphs.get_mut(&graph_id).map_or(0, |graph| graph.let_all_go(id));
+        if let Some(found) = session.user_objects.get_mut(&id) {
+            found.take(lacking);
         }
     }
     Ok(())

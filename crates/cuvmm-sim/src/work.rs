@@ -33,10 +33,10 @@ pub(crate) enum Work {
     Graph(Run),
 }
 
-/// The bytes from which on a set is done by a kernel.
-const KERNEL_SETS: usize = 8 << 10;
+/// The most bytes of a set that go along with the command; a kernel does larger ones.
+const SENT_WITH_SETS: usize = 4 << 10;
 /// The most bytes of a copy from the host that are taken at once, and not as the stream gets to them.
-const TAKEN_AT_ONCE: usize = 1 << 20;
+const TAKEN_AT_ONCE: usize = 2 << 20;
 
 /// One launch of a kernel.
 #[derive(Clone, Copy)]
@@ -246,7 +246,7 @@ impl Work {
     /// looks for it, a failed launch where the bytes go along with the command.
     fn failure(&self) -> CUresult {
         match self {
-            Self::Fill { bytes, .. } if *bytes < KERNEL_SETS => CUresult::LAUNCH_FAILED,
+            Self::Fill { bytes, .. } if *bytes <= SENT_WITH_SETS => CUresult::LAUNCH_FAILED,
             Self::Copy { from: Place::Host(_) | Place::Bytes(_), .. } => CUresult::LAUNCH_FAILED,
             _ => CUresult::ILLEGAL_ADDRESS,
         }

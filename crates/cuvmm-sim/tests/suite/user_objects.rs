@@ -65,7 +65,8 @@ fn a_user_object_needs_a_destructor_and_counts_in_range() {
         let lax = gpu.simulator.machine().preset == Preset::Measured;
         assert_eq!(gpu.graph_release(graph, object, 1), u32::from(!lax), "it has none");
         assert_eq!(gpu.violations().len(), 1);
-        assert!(stays(&seen), "nothing was taken from anybody");
+        // The caller pays for it where it is done.
+        assert!(if lax { fires(&seen) } else { stays(&seen) });
     }
 }
 
