@@ -17,6 +17,20 @@ type Curve = &'static [(f64, f64)];
 /// Reserving, making, mapping, granting, unmapping, giving back, exporting and importing take at least what they took
 /// there, by size and by number of mappings and devices, one after the other whatever threads they are made on. All
 /// else takes what it takes, also meanwhile.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+///
+/// use cuvmm_driver::sys::*;
+/// use cuvmm_sim::{Latency, Machine, Simulator};
+///
+/// let driver = Simulator::new(Machine::h200().latency(Latency::h200())).driver()?;
+/// let properties = CUmemAllocationProp::pinned(CUmemLocation::device(0), CUmemAllocationHandleType::NONE);
+/// let start = Instant::now();
+/// driver.mem_create(1 << 30, &properties)?;
+/// assert!(start.elapsed() > Duration::from_micros(100));
+/// # Ok::<(), cuvmm_driver::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latency {
     reserve: f64,

@@ -47,6 +47,18 @@ impl Live {
 }
 
 /// Something that happened although its outcome is undefined by the documentation.
+///
+/// ```
+/// use cuvmm_driver::{Call, sys::CUmemGenericAllocationHandle};
+/// use cuvmm_sim::{Machine, Simulator};
+///
+/// let simulator = Simulator::new(Machine::h200());
+/// let driver = simulator.driver()?;
+/// // SAFETY: a real driver may crash on a handle that is none; a simulated one notes it.
+/// assert!(unsafe { driver.mem_release(CUmemGenericAllocationHandle(7)) }.is_err());
+/// assert_eq!(simulator.violations()[0].call, Call::cuMemRelease);
+/// # Ok::<(), cuvmm_driver::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The call that did it.

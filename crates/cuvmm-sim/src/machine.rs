@@ -54,6 +54,17 @@ pub struct Machine {
 }
 
 /// A device of a [`Machine`].
+///
+/// ```
+/// use cuvmm_sim::{DeviceModel, Machine, Simulator};
+///
+/// let mut machine = Machine::default();
+/// let little = DeviceModel { name: "a little one".into(), total_memory: 1 << 30, ..DeviceModel::h200(7) };
+/// machine.devices.push(little);
+/// let driver = Simulator::new(machine).driver()?;
+/// assert_eq!(driver.device(1)?.total_memory()?, 1 << 30);
+/// # Ok::<(), cuvmm_driver::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DeviceModel {
     /// Its name.
@@ -69,6 +80,20 @@ pub struct DeviceModel {
 }
 
 /// A NUMA node of the host.
+///
+/// ```
+/// use cuvmm_driver::CUresult;
+/// use cuvmm_driver::sys::*;
+/// use cuvmm_sim::{Machine, NumaNode, Simulator};
+///
+/// let nodes = [NumaNode { id: 0, memory: 1 << 30 }, NumaNode { id: 1, memory: 0 }];
+/// let driver = Simulator::new(Machine::h200().numa_nodes(nodes)).driver()?;
+/// let of_node = |id| CUmemAllocationProp::pinned(CUmemLocation::host_numa(id), CUmemAllocationHandleType::NONE);
+/// assert!(driver.mem_create(2 << 20, &of_node(0)).is_ok());
+/// let error = driver.mem_create(2 << 20, &of_node(1)).unwrap_err();
+/// assert_eq!(error.code(), Some(CUresult::OUT_OF_MEMORY));
+/// # Ok::<(), cuvmm_driver::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumaNode {
     /// Its number.
@@ -78,6 +103,17 @@ pub struct NumaNode {
 }
 
 /// What becomes of a reservation with a valid hint.
+///
+/// ```
+/// use cuvmm_driver::sys::CUdeviceptr;
+/// use cuvmm_sim::{Hints, Machine, Simulator};
+///
+/// let driver = Simulator::new(Machine::h200().hints(Hints::Elsewhere)).driver()?;
+/// let first = driver.mem_address_reserve(64 << 20, 0, CUdeviceptr(0))?;
+/// let behind = CUdeviceptr(first.0 + (64 << 20));
+/// assert_ne!(driver.mem_address_reserve(64 << 20, 0, behind)?, behind, "so a buffer that grows there moves");
+/// # Ok::<(), cuvmm_driver::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hints {
     /// As [`Granted`](Self::Granted) with [`Preset::Strict`], and as [`Arenas`](Self::Arenas) with

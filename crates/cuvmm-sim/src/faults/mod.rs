@@ -1,7 +1,8 @@
 //! Failures on demand or at random, a log of the calls, and counts of what is alive, in front of any driver.
 //!
-//! Both are hooks for [`cuvmm_driver::Hooked`], and work on a GPU as on the simulator. [`Both`] chains two: put the
-//! [`Ledger`] behind the [`Faults`] to count what the driver did, or before them to count what the caller was told.
+//! [`Faults`] and [`Ledger`] are hooks for [`cuvmm_driver::Hooked`], and work on a GPU as on the simulator. [`Both`]
+//! chains two: put the [`Ledger`] behind the [`Faults`] to count what the driver did, or before them to count what the
+//! caller was told.
 
 mod ledger;
 mod log;
