@@ -4,14 +4,18 @@ use cuvmm_driver::{CUresult, Call, Failure};
 
 use super::plan::When;
 
-/// Failures at random, half of them before the call's effect and half after it. Plain options, for
-/// [`Faults::fail_at_random`](super::Faults::fail_at_random).
+/// Failures at random, half of them before the call's effect and half after it unless [`Random::when`] says otherwise.
+/// Plain options, for [`Faults::fail_at_random`](super::Faults::fail_at_random).
+///
+/// What a call made that fails after its effect is lost to the caller, and stays behind: a test that nothing does has
+/// them fail before it alone.
 ///
 /// ```
 /// use cuvmm_driver::{CUresult, Call};
-/// use cuvmm_sim::faults::Random;
+/// use cuvmm_sim::faults::{Random, When};
 ///
 /// let random = Random::new(42).per_thousand(50).calls([Call::cuMemMap, Call::cuMemSetAccess]).codes([CUresult(2)]);
+/// let random = random.when(When::Before);
 /// assert_eq!(random.seed, 42);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,12 +29,14 @@ pub struct Random {
     pub calls: Vec<Call>,
     /// The codes that they fail with; success among them counts for nothing.
     pub codes: Vec<CUresult>,
+    /// Whether they fail instead of taking effect, or after it; none for half of them each.
+    pub when: Option<When>,
 }
 
 impl Random {
     /// About one of a hundred calls, whatever it is called, with 999.
     pub fn new(seed: u64) -> Self {
-        Self { seed, per_thousand: 10, calls: Vec::new(), codes: vec![CUresult::UNKNOWN] }
+        Self { seed, per_thousand: 10, calls: Vec::new(), codes: vec![CUresult::UNKNOWN], when: None }
     }
 
     /// With so many of a thousand calls.
@@ -50,6 +56,12 @@ impl Random {
     pub fn codes(self, codes: impl Into<Vec<CUresult>>) -> Self {
         Self { codes: codes.into(), ..self }
     }
+
+    /// With failures of that kind alone.
+    #[must_use]
+    pub fn when(self, when: When) -> Self {
+        Self { when: Some(when), ..self }
+    }
 }
 
 /// Failures at random that are under way.
@@ -66,12 +78,14 @@ impl Drawing {
     }
 
     /// Draws for a call: before its effect, and after it for those that did not fail before, so that each time as
-    /// many fail.
+    /// many fail. Where only one of them is meant, all fail there.
     pub(crate) fn draw(&mut self, call: Call, when: When) -> Option<Failure> {
         let failing = u64::from(self.options.per_thousand.min(1000));
-        let among = match when {
-            When::Before => 2000,
-            When::After => 2000 - failing,
+        let among = match (self.options.when, when) {
+            (None, When::Before) => 2000,
+            (None, When::After) => 2000 - failing,
+            (Some(only), when) if only == when => 1000,
+            (Some(_), _) => return None,
         };
         let meant = self.options.calls.is_empty() || self.options.calls.contains(&call);
         if !meant || self.failures.is_empty() || self.next() % among >= failing {

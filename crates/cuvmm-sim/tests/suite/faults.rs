@@ -271,6 +271,19 @@ fn failures_at_random_follow_from_the_seed_and_are_told() {
 }
 
 #[test]
+fn failures_at_random_are_of_one_kind_where_that_is_asked_for() {
+    for (when, kept) in [(When::Before, false), (When::After, true)] {
+        let (gpu, faults, ledger) = hooked();
+        faults.fail_at_random(Random::new(3).per_thousand(200).calls([Call::cuMemAddressReserve]).when(when));
+        let failed = (0..1000).filter(|_| gpu.reserve(UNIT, 0, 0).is_err()).count();
+        assert!((130..270).contains(&failed), "{failed}");
+        let seen = faults.faults();
+        assert_eq!(seen.iter().filter(|fault| fault.when == when).count(), failed);
+        assert_eq!(ledger.live().reservations, if kept { 1000 } else { 1000 - failed });
+    }
+}
+
+#[test]
 fn nothing_fails_at_random_that_was_not_meant_to() {
     let (gpu, faults, _) = hooked();
     faults.fail_at_random(Random::new(1).per_thousand(1000).calls([Call::cuMemMap]));
