@@ -5,7 +5,7 @@ use std::path::PathBuf;
 xflags::xflags! {
     /// The tasks of the cuvmm workspace.
     cmd xtask {
-        /// What continuous integration checks: format, lints, tests, documentation, interoperation, dependencies.
+        /// What continuous integration checks: format, lints, tests, interoperation, documentation, dependencies.
         cmd ci {}
         /// Run the suites that need a GPU, here or, with --bundle, on a machine without cargo.
         cmd gpu-test {
