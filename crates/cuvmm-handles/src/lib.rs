@@ -7,6 +7,12 @@ mod error;
 mod mapping;
 mod reservation;
 mod size;
+#[cfg(not(shuttle))]
+mod sync;
+// The models are written with it.
+#[cfg(shuttle)]
+#[doc(hidden)]
+pub mod sync;
 
 pub use allocation::{Allocation, Origin};
 pub use error::Error;

@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemLocationType};
 use cuvmm_driver::{Call, Device, Driver, StrandedKind};
@@ -15,6 +14,7 @@ use crate::allocation::Allocation;
 use crate::context::Current;
 use crate::error::Error;
 use crate::reservation::{Reservation, Room};
+use crate::sync::Arc;
 
 /// The whole of an allocation mapped in a part of a reservation, with its access. It owns a share of both, and is
 /// unmapped when dropped.

@@ -6,13 +6,13 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{Driver, StrandedKind};
 
 use crate::error::Error;
 use crate::size::{GranularSize, Granularity};
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A range of addresses that is nobody else's, freed when this is dropped. It costs no memory and belongs to no
 /// device.
@@ -153,21 +153,10 @@ impl Reservation {
     ///
     /// # Errors
     /// [`Error::NotGranular`] for no bytes, [`Error::OutOfBounds`], [`Error::AlreadyMapped`].
+    // No `Arc` but the standard library's can be a receiver: in a model, sync.rs has this method.
+    #[cfg(not(shuttle))]
     pub fn take(self: &Arc<Self>, offset: usize, size: usize) -> Result<Room, Error> {
-        if size == 0 {
-            return Err(Error::NotGranular { bytes: 0, granularity: Self::GRANULARITY.bytes() });
-        }
-        let end = offset.checked_add(size).filter(|end| *end <= self.size);
-        let (Some(end), Some(address)) = (end, self.address.checked_add(offset)) else {
-            return Err(Error::OutOfBounds { offset, size, reserved: self.size });
-        };
-        let mut taken = self.taken();
-        if taken.range(..end).next_back().is_some_and(|(start, length)| start + length > offset) {
-            return Err(Error::AlreadyMapped { offset, size });
-        }
-        taken.insert(offset, size);
-        drop(taken);
-        Ok(Room { reservation: Arc::clone(self), address, offset, size, stuck: false })
+        Room::take(self, offset, size)
     }
 
     /// Frees the range, as dropping it does, and says how that went. After a failure it is stranded.
@@ -232,6 +221,23 @@ pub struct Room {
 }
 
 impl Room {
+    pub(crate) fn take(reservation: &Arc<Reservation>, offset: usize, size: usize) -> Result<Self, Error> {
+        if size == 0 {
+            return Err(Error::NotGranular { bytes: 0, granularity: Reservation::GRANULARITY.bytes() });
+        }
+        let end = offset.checked_add(size).filter(|end| *end <= reservation.size);
+        let (Some(end), Some(address)) = (end, reservation.address.checked_add(offset)) else {
+            return Err(Error::OutOfBounds { offset, size, reserved: reservation.size });
+        };
+        let mut taken = reservation.taken();
+        if taken.range(..end).next_back().is_some_and(|(start, length)| start + length > offset) {
+            return Err(Error::AlreadyMapped { offset, size });
+        }
+        taken.insert(offset, size);
+        drop(taken);
+        Ok(Self { reservation: Arc::clone(reservation), address, offset, size, stuck: false })
+    }
+
     /// The reservation that it is part of.
     pub fn reservation(&self) -> &Arc<Reservation> {
         &self.reservation

@@ -1,7 +1,6 @@
 //! [`VirtualMemoryBuffer`]: contiguous device memory that can grow, and its end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{CUresult, Driver, StrandedKind};
@@ -13,6 +12,7 @@ use crate::range::Range;
 use crate::release::{Order, Release, Unsettled};
 use crate::resource::VirtualMemoryResource;
 use crate::stream::StreamRef;
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How a grown buffer came by its addresses.
 ///

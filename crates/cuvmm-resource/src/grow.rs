@@ -1,13 +1,12 @@
 //! Growing a buffer: covered, in place, or moved.
 
-use std::sync::Arc;
-
 use cuvmm_handles::{Mapping, Room};
 
 use crate::buffer::{Outcome, VirtualMemoryBuffer};
 use crate::error::{Error, GrowError};
 use crate::range::Range;
 use crate::release::Unsettled;
+use crate::sync::Arc;
 
 impl VirtualMemoryBuffer {
     /// A buffer of at least `new_size` bytes, rounded up to the granularity, over the same memory and more behind

@@ -10,6 +10,7 @@ mod range;
 mod release;
 mod resource;
 mod stream;
+mod sync;
 mod transfer;
 
 pub use buffer::{Chunk, Outcome, VirtualMemoryBuffer};

@@ -3,10 +3,10 @@
 //! Each node holds one mapping and its parent, so that a grow shares the old nodes and adds one, whatever their
 //! number. Nodes are let go of iteratively, the last first.
 
-use std::sync::Arc;
-
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_handles::Mapping;
+
+use crate::sync::Arc;
 
 /// Contiguous mappings, from the first to the one that this names; possibly none. A clone shares them all.
 #[derive(Clone, Default)]

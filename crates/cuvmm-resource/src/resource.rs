@@ -1,7 +1,5 @@
 //! [`VirtualMemoryResource`]: makes buffers of one kind of memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use cuvmm_driver::sys::{CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp};
 use cuvmm_driver::{CUresult, Device, Probe};
 use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, Reservation, Room};
@@ -11,6 +9,7 @@ use crate::error::Error;
 use crate::options::{HandleKind, Options};
 use crate::range::Range;
 use crate::stream::StreamRef;
+use crate::sync::{Arc, Mutex, PoisonError};
 
 /// Makes buffers of one device's memory, all by the same [`Options`]. Cheap to clone; its buffers outlive it.
 ///
@@ -80,7 +79,7 @@ impl VirtualMemoryResource {
                 options,
                 properties,
                 granularity,
-                access: Arc::new([own]),
+                access: Arc::from([own]),
                 stream: Mutex::default(),
             }),
         })

@@ -1,0 +1,101 @@
+//! Shared ownership and locks: the standard library's, or under `--cfg shuttle` those that a model checker schedules.
+//!
+//! What threads share goes through here. What they never contend for, immutable data and counters, may be the
+//! standard library's.
+
+#[cfg(not(shuttle))]
+pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[cfg(shuttle)]
+pub use modelled::Arc;
+#[cfg(shuttle)]
+pub use shuttle::sync::{Mutex, MutexGuard, PoisonError};
+
+#[cfg(shuttle)]
+mod modelled {
+    use std::ops::Deref;
+    use std::sync;
+
+    use shuttle::sync::atomic::{AtomicBool, Ordering};
+
+    use crate::error::Error;
+    use crate::reservation::{Reservation, Room};
+
+    /// The standard library's `Arc`, with the scheduler asked before each change of its count: shuttle's own is the
+    /// standard library's, and so would never find two last owners in each other's way.
+    ///
+    /// It is empty once its value was taken out.
+    pub struct Arc<T: ?Sized>(Option<sync::Arc<T>>);
+
+    /// Lets another thread go first.
+    fn point() {
+        AtomicBool::new(false).load(Ordering::SeqCst);
+    }
+
+    impl<T> Arc<T> {
+        pub fn new(value: T) -> Self {
+            Self(Some(sync::Arc::new(value)))
+        }
+
+        pub fn into_inner(mut this: Self) -> Option<T> {
+            point();
+            this.0.take().and_then(sync::Arc::into_inner)
+        }
+    }
+
+    impl<T: ?Sized> Arc<T> {
+        pub fn ptr_eq(this: &Self, other: &Self) -> bool {
+            std::ptr::addr_eq(&raw const **this, &raw const **other)
+        }
+    }
+
+    impl<T: ?Sized> Clone for Arc<T> {
+        fn clone(&self) -> Self {
+            point();
+            Self(self.0.clone())
+        }
+    }
+
+    impl<T: ?Sized> Drop for Arc<T> {
+        fn drop(&mut self) {
+            if self.0.is_some() {
+                point();
+            }
+        }
+    }
+
+    impl<T: ?Sized> Deref for Arc<T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            match &self.0 {
+                Some(shared) => shared,
+                None => unreachable!("it is empty only while it is dropped"),
+            }
+        }
+    }
+
+    impl<T, const N: usize> From<[T; N]> for Arc<[T]> {
+        fn from(values: [T; N]) -> Self {
+            Self(Some(values.into()))
+        }
+    }
+
+    impl<T> From<Vec<T>> for Arc<[T]> {
+        fn from(values: Vec<T>) -> Self {
+            Self(Some(values.into()))
+        }
+    }
+
+    impl<T: std::fmt::Debug + ?Sized> std::fmt::Debug for Arc<T> {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            self.0.fmt(f)
+        }
+    }
+
+    impl Arc<Reservation> {
+        pub fn take(&self, offset: usize, size: usize) -> Result<Room, Error> {
+            Room::take(self, offset, size)
+        }
+    }
+}
