@@ -63,6 +63,11 @@ impl Error {
         matches!(self.code(), Some(CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM))
     }
 
+    /// Whether the driver has shut down, as it does while the process ends: that gives back everything.
+    pub fn is_shut_down(&self) -> bool {
+        self.code() == Some(CUresult::DEINITIALIZED)
+    }
+
     /// The code that the driver answered; none where it wasn't asked.
     pub fn code(&self) -> Option<CUresult> {
         match self {

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::sys::CUresult;
 
 /// What cleaning up could not give back, counted. Each was also reported once through `tracing`.
 ///
@@ -39,7 +38,7 @@ impl Driver {
     /// Counts and reports what could not be given back, for the layer that owned it. Keeps quiet when the driver has
     /// shut down: the end of the process gives back everything.
     pub fn strand(&self, kind: StrandedKind, error: &Error, what: &str) {
-        if error.code() != Some(CUresult::DEINITIALIZED) {
+        if !error.is_shut_down() {
             self.stranded().add(kind);
             tracing::error!(?kind, %error, "{what}");
         }

@@ -93,6 +93,7 @@ fn an_attribute_that_the_driver_does_not_know_is_none() -> Result<(), Error> {
     ledger.fail(Call::cuDeviceGetAttribute, CUresult::DEINITIALIZED);
     let error = device.supports_dma_buf().err();
     assert_eq!(error.as_ref().and_then(Error::code), Some(CUresult::DEINITIALIZED));
+    assert!(error.is_some_and(|error| error.is_shut_down() && !error.is_shortage()));
     Ok(())
 }
 

@@ -6,11 +6,15 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle};
+use cuvmm_driver::sys::{
+    CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemGenericAllocationHandle,
+};
 use cuvmm_driver::{Driver, StrandedKind};
 
 use crate::error::Error;
 use crate::size::{GranularSize, Granularity};
+use crate::sync::Arc;
+use crate::usage::{Usage, strand};
 
 /// Physical memory: one reference to it, released when this is dropped. The memory itself goes when its last
 /// reference, mapping and exported handle are gone, in whatever process.
@@ -41,6 +45,8 @@ pub struct Allocation {
     handle: CUmemGenericAllocationHandle,
     size: GranularSize,
     origin: Origin,
+    flags: Option<CUmemAllocationPropFlags>,
+    usage: Option<Arc<Usage>>,
     released: bool,
 }
 
@@ -86,7 +92,10 @@ impl Allocation {
         }
         let bytes = size.bytes();
         let handle = driver.mem_create(bytes, properties).map_err(|error| Error::Create { bytes, error })?;
-        Ok(Self::own(driver, handle, size, Origin::Created(properties.requested_handle_types)))
+        let origin = Origin::Created(properties.requested_handle_types);
+        let mut memory = Self::own(driver, handle, size, origin);
+        memory.flags = Some(properties.alloc_flags);
+        Ok(memory)
     }
 
     /// Takes a reference to the memory that `fd` names (`cuMemImportFromShareableHandle`). The descriptor may be
@@ -141,7 +150,36 @@ impl Allocation {
     }
 
     fn own(driver: &Driver, handle: CUmemGenericAllocationHandle, size: GranularSize, origin: Origin) -> Self {
-        Self { driver: driver.clone(), handle, size, origin, released: false }
+        Self { driver: driver.clone(), handle, size, origin, flags: None, usage: None, released: false }
+    }
+
+    /// Counts it in `usage` until it is released, and what is exported of it: no longer where it was counted before.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    /// let size = Granularity::minimum(&driver, &properties)?.round_up(2 << 20)?;
+    /// let usage = Arc::<Usage>::default();
+    /// let memory = Allocation::create(&driver, size, &properties)?.counted(&usage);
+    /// assert_eq!(usage.created().now, 2 << 20);
+    /// memory.close()?;
+    /// assert_eq!(usage.created().now, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn counted(mut self, usage: &Arc<Usage>) -> Self {
+        if let Some(former) = self.usage.replace(Arc::clone(usage)) {
+            former.held(self.origin).subtract(self.size());
+        }
+        usage.held(self.origin).add(self.size());
+        self
     }
 
     /// The driver that it belongs to.
@@ -167,6 +205,12 @@ impl Allocation {
     /// Where this reference comes from.
     pub fn origin(&self) -> Origin {
         self.origin
+    }
+
+    /// The flags that it was made with, as they were asked for: compression, RDMA and usage. None for memory that was
+    /// imported or retained. Whether they could be had, its [`properties`](Self::properties) say.
+    pub fn flags(&self) -> Option<CUmemAllocationPropFlags> {
+        self.flags
     }
 
     /// What the driver says it is (`cuMemGetAllocationPropertiesFromHandle`). For imported memory the handle types
@@ -202,9 +246,12 @@ impl Allocation {
     pub fn export_posix_fd(&self) -> Result<OwnedFd, Error> {
         self.check_exportable(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR)?;
         // SAFETY: the handle is alive by the field's invariant.
-        let fd = unsafe { self.driver.mem_export_posix_fd(self.handle) }?;
+        let mut fd = unsafe { self.driver.mem_export_posix_fd(self.handle) }?;
         if fd.as_raw_fd() == 0 {
-            return fd.try_clone().map_err(|error| Error::Duplicate { errno: error.raw_os_error().unwrap_or(0) });
+            fd = fd.try_clone().map_err(|error| Error::Duplicate { errno: error.raw_os_error().unwrap_or(0) })?;
+        }
+        if let Some(usage) = &self.usage {
+            usage.add_exported();
         }
         Ok(fd)
     }
@@ -223,10 +270,14 @@ impl Allocation {
             return Ok(());
         }
         // SAFETY: the reference is alive by the field's invariant, and `released` makes this the only release.
-        unsafe { self.driver.mem_release(self.handle) }.map_err(|error| {
-            self.driver.strand(StrandedKind::Allocation, &error, "memory was not released");
-            error.into()
-        })
+        if let Err(error) = unsafe { self.driver.mem_release(self.handle) } {
+            strand(&self.driver, self.usage.as_deref(), StrandedKind::Allocation, &error, "memory was not released");
+            return Err(error.into());
+        }
+        if let Some(usage) = &self.usage {
+            usage.held(self.origin).subtract(self.size());
+        }
+        Ok(())
     }
 }
 

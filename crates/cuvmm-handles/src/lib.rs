@@ -13,12 +13,14 @@ mod sync;
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub mod sync;
+mod usage;
 
 pub use allocation::{Allocation, Origin};
 pub use error::Error;
 pub use mapping::Mapping;
 pub use reservation::{Reservation, Room};
 pub use size::{GranularSize, Granularity};
+pub use usage::{Level, Usage};
 
 /// Values of this crate may be used and dropped on any thread: the driver's calls have no thread affinity.
 const _: () = {
@@ -27,4 +29,5 @@ const _: () = {
     any_thread::<Reservation>();
     any_thread::<Room>();
     any_thread::<Mapping>();
+    any_thread::<Usage>();
 };

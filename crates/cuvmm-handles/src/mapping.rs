@@ -15,6 +15,7 @@ use crate::context::Current;
 use crate::error::Error;
 use crate::reservation::{Reservation, Room};
 use crate::sync::Arc;
+use crate::usage::{Usage, strand};
 
 /// The whole of an allocation mapped in a part of a reservation, with its access. It owns a share of both, and is
 /// unmapped when dropped.
@@ -112,13 +113,26 @@ impl Mapping {
             bytes: room.size(),
             error,
         })?;
-        let mapping = Self { room, allocation, access, unmapped: false };
+        let mapping = Self::own(room, allocation, access);
         if !mapping.access.is_empty() {
             // SAFETY: the range is the one mapping just made, on which no work runs yet.
             unsafe { mapping.driver().mem_set_access(mapping.address(), mapping.size(), &mapping.access) }
                 .map_err(|error| Error::Grant { address: mapping.address(), bytes: mapping.size(), error })?;
         }
         Ok(mapping)
+    }
+
+    fn own(room: Room, allocation: Arc<Allocation>, access: Arc<[CUmemAccessDesc]>) -> Self {
+        let mapping = Self { room, allocation, access, unmapped: false };
+        if let Some(usage) = mapping.usage() {
+            usage.mapped.add(mapping.size());
+        }
+        mapping
+    }
+
+    /// Where it is counted.
+    fn usage(&self) -> Option<&Usage> {
+        self.room.reservation().usage()
     }
 
     /// The driver that it belongs to.
@@ -189,7 +203,11 @@ impl Mapping {
         let device = if exports { self.device_for_a_context()? } else { None };
         let _current = device.as_ref().map(Current::push).transpose()?;
         // SAFETY: the range is this mapping's own, which is mapped while it is borrowed.
-        Ok(unsafe { driver.mem_get_dma_buf(self.address(), self.size()) }?)
+        let descriptor = unsafe { driver.mem_get_dma_buf(self.address(), self.size()) }?;
+        if let Some(usage) = self.usage() {
+            usage.add_exported();
+        }
+        Ok(descriptor)
     }
 
     /// The device of the memory, or for the host's any: none where that is hidden from this process.
@@ -223,12 +241,15 @@ impl Mapping {
         self.room.set_stuck(true);
         // SAFETY: the range is this mapping's, `unmapped` makes this the only unmap, and whoever started work on
         // it promised that the work has ended.
-        let result = unsafe { self.driver().mem_unmap(self.address(), self.size()) };
-        self.room.set_stuck(result.is_err());
-        result.map_err(|error| {
-            self.driver().strand(StrandedKind::Mapping, &error, "memory was not unmapped");
-            error.into()
-        })
+        if let Err(error) = unsafe { self.driver().mem_unmap(self.address(), self.size()) } {
+            strand(self.driver(), self.usage(), StrandedKind::Mapping, &error, "memory was not unmapped");
+            return Err(error.into());
+        }
+        self.room.set_stuck(false);
+        if let Some(usage) = self.usage() {
+            usage.mapped.subtract(self.size());
+        }
+        Ok(())
     }
 }
 

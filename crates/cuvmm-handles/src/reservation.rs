@@ -13,6 +13,7 @@ use cuvmm_driver::{Driver, StrandedKind};
 use crate::error::Error;
 use crate::size::{GranularSize, Granularity};
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::usage::{Usage, strand};
 
 /// A range of addresses that is nobody else's, freed when this is dropped. It costs no memory and belongs to no
 /// device.
@@ -43,6 +44,7 @@ pub struct Reservation {
     size: usize,
     /// What is taken: offset to length. No two overlap.
     taken: Mutex<BTreeMap<usize, usize>>,
+    usage: Option<Arc<Usage>>,
     freed: bool,
 }
 
@@ -81,7 +83,7 @@ impl Reservation {
             hint,
             error,
         })?;
-        Ok(Self { driver: driver.clone(), address, size, taken: Mutex::default(), freed: false })
+        Ok(Self { driver: driver.clone(), address, size, taken: Mutex::default(), usage: None, freed: false })
     }
 
     /// Reserves `size` bytes at exactly `address`.
@@ -107,12 +109,62 @@ impl Reservation {
     /// [`Error::AddressUnavailable`] where the driver gave other addresses, which are free again by then; as
     /// [`reserve`](Self::reserve).
     pub fn at(driver: &Driver, size: GranularSize, address: CUdeviceptr) -> Result<Self, Error> {
-        let reservation = Self::hinted(driver, size, 0, address)?;
-        if reservation.address == address {
-            Ok(reservation)
+        Self::hinted(driver, size, 0, address)?.require_at(address)
+    }
+
+    /// It itself where it begins at exactly `address`, and else freed, as [`at`](Self::at) does.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let driver = Simulator::new(Machine::h200()).driver()?;
+    /// let usage = Arc::<Usage>::default();
+    /// let size = Reservation::GRANULARITY.round_up(2 << 20)?;
+    /// let range = Reservation::reserve(&driver, size, 0)?;
+    /// let again = Reservation::hinted(&driver, size, 0, range.address())?;
+    /// assert!(again.counted(&usage).require_at(range.address()).is_err());
+    /// assert_eq!(usage.reserved().now, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::AddressUnavailable`].
+    pub fn require_at(self, address: CUdeviceptr) -> Result<Self, Error> {
+        if self.address == address {
+            Ok(self)
         } else {
-            Err(Error::AddressUnavailable { wanted: address, got: reservation.address })
+            Err(Error::AddressUnavailable { wanted: address, got: self.address })
         }
+    }
+
+    /// Counts it in `usage` until it is freed, and every mapping in it until that is unmapped: no longer where it was
+    /// counted before.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let driver = Simulator::new(Machine::h200()).driver()?;
+    /// let usage = Arc::<Usage>::default();
+    /// let range = Reservation::reserve(&driver, Reservation::GRANULARITY.round_up(1 << 30)?, 0)?.counted(&usage);
+    /// assert_eq!(usage.reserved().now, 1 << 30);
+    /// range.close()?;
+    /// assert_eq!(usage.reserved(), Level { now: 0, peak: 1 << 30 });
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn counted(mut self, usage: &Arc<Usage>) -> Self {
+        // Nothing is mapped in it: each mapping holds a share, and this is the only one.
+        if let Some(former) = self.usage.replace(Arc::clone(usage)) {
+            former.reserved.subtract(self.size);
+        }
+        usage.reserved.add(self.size);
+        self
     }
 
     /// The driver that it belongs to.
@@ -173,10 +225,19 @@ impl Reservation {
         }
         // SAFETY: the pair is ours by the field's invariant, `freed` makes this the only free, and no mapping is
         // left: each one's room holds a share, and a room whose unmap failed keeps its share for ever.
-        unsafe { self.driver.mem_address_free(self.address, self.size) }.map_err(|error| {
-            self.driver.strand(StrandedKind::Reservation, &error, "addresses were not freed");
-            error.into()
-        })
+        if let Err(error) = unsafe { self.driver.mem_address_free(self.address, self.size) } {
+            strand(&self.driver, self.usage(), StrandedKind::Reservation, &error, "addresses were not freed");
+            return Err(error.into());
+        }
+        if let Some(usage) = self.usage() {
+            usage.reserved.subtract(self.size);
+        }
+        Ok(())
+    }
+
+    /// Where it and its mappings are counted.
+    pub(crate) fn usage(&self) -> Option<&Usage> {
+        self.usage.as_deref()
     }
 
     /// The lock is never held across a call; a panic under it can't leave the map half changed.

@@ -10,7 +10,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation, CUresult};
+use cuvmm_driver::sys::{
+    CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemLocation, CUresult,
+};
 use cuvmm_handles::{Allocation, Error, Granularity, Mapping, Origin};
 use cuvmm_sim::When;
 use support::{Bench, CODES, G};
@@ -26,6 +28,24 @@ fn memory_says_what_it_is() {
     assert_eq!(memory.driver(), &bench.driver);
     assert_eq!(memory.properties().unwrap(), bench.properties(POSIX));
     assert_eq!(bench.simulator.physical_bytes(0), 3 * G);
+}
+
+#[test]
+fn memory_made_here_keeps_the_flags_that_were_asked_for() {
+    for bench in Bench::presets() {
+        let size = Granularity::new(G).unwrap().exact(G).unwrap();
+        let rdma = CUmemAllocationPropFlags { gpu_direct_rdma_capable: 1, ..Default::default() };
+        let compressed = CUmemAllocationPropFlags { compression_type: 1, ..Default::default() };
+        for flags in [CUmemAllocationPropFlags::default(), rdma, compressed] {
+            let properties = CUmemAllocationProp { alloc_flags: flags, ..bench.properties(POSIX) };
+            let memory = Allocation::create(&bench.driver, size, &properties).unwrap();
+            assert_eq!(memory.flags(), Some(flags));
+            let descriptor = memory.export_posix_fd().unwrap();
+            let imported = Allocation::import_posix_fd(&bench.driver, descriptor.as_fd(), size).unwrap();
+            assert_eq!(imported.flags(), None);
+        }
+        bench.assert_clean();
+    }
 }
 
 #[test]
