@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use cuvmm_driver::sys::{
     CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemGenericAllocationHandle,
 };
-use cuvmm_driver::{Driver, StrandedKind};
+use cuvmm_driver::{CUresult, Driver, StrandedKind};
 
 use crate::error::Error;
 use crate::size::{GranularSize, Granularity};
@@ -78,6 +78,48 @@ pub enum Origin {
     Imported,
     /// It was retained from a mapping of somebody else's.
     Retained,
+}
+
+/// Whether memory of the virtual memory calls is mapped at `address`, whoever mapped it: not so for addresses that are
+/// free or merely reserved, nor for ordinary memory. It only asks, by taking a reference to the memory
+/// (`cuMemRetainAllocationHandle`) and giving it back. The answer may be out of date by the time that it is read.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use cuvmm_driver::sys::*;
+/// # use cuvmm_handles::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let driver = simulator.driver()?;
+/// # let location = driver.device(0)?.location();
+/// # let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+/// # let size = Granularity::minimum(&driver, &properties)?.round_up(2 << 20)?;
+/// # let memory = Arc::new(Allocation::create(&driver, size, &properties)?);
+/// let range = Arc::new(Reservation::reserve(&driver, size, 0)?);
+/// assert!(!is_vmm(&driver, range.address())?);
+/// let mapping = Mapping::map(&range, 0, memory, Arc::new([]))?;
+/// assert!(is_vmm(&driver, mapping.address())?);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Unsupported`](cuvmm_driver::Error::Unsupported) before CUDA 11.0; what the driver answers, but for a retain that
+/// answers 1, which is how it says no.
+#[doc(alias = "cuMemRetainAllocationHandle")]
+pub fn is_vmm(driver: &Driver, address: CUdeviceptr) -> Result<bool, Error> {
+    // SAFETY: the memory is not used, and shared only until the reference goes below: its owner can unmap and release it
+    // meanwhile as ever.
+    let handle = match unsafe { driver.mem_retain_allocation_handle(address) } {
+        Ok(handle) => handle,
+        Err(error) if error.code() == Some(CUresult::INVALID_VALUE) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    // SAFETY: it is the reference of just now.
+    unsafe { driver.mem_release(handle) }
+        .inspect_err(|error| driver.strand(StrandedKind::Allocation, error, "memory was not released"))?;
+    Ok(true)
 }
 
 impl Allocation {

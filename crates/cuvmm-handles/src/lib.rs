@@ -15,7 +15,7 @@ mod sync;
 pub mod sync;
 mod usage;
 
-pub use allocation::{Allocation, Origin};
+pub use allocation::{Allocation, Origin, is_vmm};
 pub use error::Error;
 pub use mapping::Mapping;
 pub use reservation::{Reservation, Room};

@@ -101,18 +101,10 @@ impl Mapping {
     /// # Errors
     /// As [`map`](Self::map); [`Error::OutOfBounds`] unless the room is as long as the allocation.
     pub fn map_in(room: Room, allocation: Arc<Allocation>, access: Arc<[CUmemAccessDesc]>) -> Result<Self, Error> {
-        let driver = room.reservation().driver();
-        driver.require_same(allocation.driver())?;
-        if room.size() != allocation.size() {
-            return Err(Error::OutOfBounds { offset: 0, size: allocation.size(), reserved: room.size() });
-        }
-        allocation.granularity().exact(room.offset())?;
+        Self::check(&room, &allocation)?;
         // SAFETY: the handle is alive, the room lies within one reservation, and nobody else maps in it.
-        unsafe { driver.mem_map(room.address(), room.size(), allocation.handle()) }.map_err(|error| Error::Map {
-            address: room.address(),
-            bytes: room.size(),
-            error,
-        })?;
+        unsafe { allocation.driver().mem_map(room.address(), room.size(), allocation.handle()) }
+            .map_err(|error| Error::Map { address: room.address(), bytes: room.size(), error })?;
         let mapping = Self::own(room, allocation, access);
         if !mapping.access.is_empty() {
             // SAFETY: the range is the one mapping just made, on which no work runs yet.
@@ -120,6 +112,69 @@ impl Mapping {
                 .map_err(|error| Error::Grant { address: mapping.address(), bytes: mapping.size(), error })?;
         }
         Ok(mapping)
+    }
+
+    /// Takes over a mapping that was made elsewhere, to be unmapped as one of ours. `access` is what it has. Makes no
+    /// call.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// # let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    /// # let size = Reservation::GRANULARITY.exact(2 << 20)?;
+    /// # let address = driver.mem_address_reserve(2 << 20, 0, CUdeviceptr(0))?;
+    /// # let handle = driver.mem_create(2 << 20, &properties)?;
+    /// # // SAFETY: both were made just now.
+    /// # unsafe { driver.mem_map(address, 2 << 20, handle) }?;
+    /// # // SAFETY: it is given back once.
+    /// # unsafe { driver.mem_release(handle) }?;
+    /// // Another library reserved `address`, mapped memory there without access, and let go of both.
+    /// // SAFETY: it is one reservation, with that one mapping, which is taken over next.
+    /// let range = Arc::new(unsafe { Reservation::from_raw(&driver, address, size) }?);
+    /// // SAFETY: the mapping was given away, and is as long as its memory.
+    /// let memory = unsafe { Allocation::retain(&driver, address, size) }?;
+    /// // SAFETY: it is a mapping of that memory, which nobody else has, and nobody was granted access.
+    /// let mapping = unsafe { Mapping::from_raw(range.take(0, 2 << 20)?, Arc::new(memory), Arc::new([])) }?;
+    /// drop(range);
+    /// mapping.close()?;
+    /// assert!(simulator.live().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Safety
+    /// * At exactly the addresses of `room` there is one mapping, of the memory that `allocation` refers to, the whole of
+    ///   it.
+    /// * It is the caller's to give away: from now on nobody unmaps it, or changes its access, but through this value.
+    /// * Each location that `access` names is granted there what it says.
+    /// * As for a mapping of ours, whoever started work on the addresses sees to it that the work ends before this does.
+    ///
+    /// # Errors
+    /// As [`map_in`](Self::map_in), but for those of the driver; the mapping is then still the caller's, and the room is
+    /// given back.
+    pub unsafe fn from_raw(
+        room: Room,
+        allocation: Arc<Allocation>,
+        access: Arc<[CUmemAccessDesc]>,
+    ) -> Result<Self, Error> {
+        Self::check(&room, &allocation)?;
+        Ok(Self::own(room, allocation, access))
+    }
+
+    /// Refuses memory that can't be what is mapped in a room.
+    fn check(room: &Room, allocation: &Allocation) -> Result<(), Error> {
+        room.reservation().driver().require_same(allocation.driver())?;
+        if room.size() != allocation.size() {
+            return Err(Error::OutOfBounds { offset: 0, size: allocation.size(), reserved: room.size() });
+        }
+        allocation.granularity().exact(room.offset())?;
+        Ok(())
     }
 
     fn own(room: Room, allocation: Arc<Allocation>, access: Arc<[CUmemAccessDesc]>) -> Self {

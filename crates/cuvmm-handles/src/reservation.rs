@@ -70,11 +70,7 @@ impl Reservation {
     /// # Errors
     /// As [`reserve`](Self::reserve); some drivers refuse a hint that can't be granted.
     pub fn hinted(driver: &Driver, size: GranularSize, alignment: usize, hint: CUdeviceptr) -> Result<Self, Error> {
-        let size = size.bytes();
-        if size == 0 {
-            return Err(Error::NotGranular { bytes: 0, granularity: Self::GRANULARITY.bytes() });
-        }
-        Self::GRANULARITY.exact(size)?;
+        let size = Self::check(size)?;
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(Error::Alignment { alignment });
         }
@@ -83,7 +79,20 @@ impl Reservation {
             hint,
             error,
         })?;
-        Ok(Self { driver: driver.clone(), address, size, taken: Mutex::default(), usage: None, freed: false })
+        Ok(Self::own(driver, address, size))
+    }
+
+    /// A size that reservations have, in bytes.
+    fn check(size: GranularSize) -> Result<usize, Error> {
+        let (bytes, granularity) = (size.bytes(), Self::GRANULARITY);
+        if bytes == 0 {
+            return Err(Error::NotGranular { bytes, granularity: granularity.bytes() });
+        }
+        granularity.exact(bytes).map(GranularSize::bytes)
+    }
+
+    fn own(driver: &Driver, address: CUdeviceptr, size: usize) -> Self {
+        Self { driver: driver.clone(), address, size, taken: Mutex::default(), usage: None, freed: false }
     }
 
     /// Reserves `size` bytes at exactly `address`.
@@ -110,6 +119,42 @@ impl Reservation {
     /// [`reserve`](Self::reserve).
     pub fn at(driver: &Driver, size: GranularSize, address: CUdeviceptr) -> Result<Self, Error> {
         Self::hinted(driver, size, 0, address)?.require_at(address)
+    }
+
+    /// Takes over a range that was reserved elsewhere, to be freed as one of ours. Makes no call.
+    ///
+    /// Nothing is taken in it: what is mapped there already is taken over with a room each, by
+    /// [`Mapping::from_raw`](crate::Mapping::from_raw).
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// let address = driver.mem_address_reserve(64 << 20, 0, CUdeviceptr(0))?; // as a rule by another library
+    /// let size = Reservation::GRANULARITY.exact(64 << 20)?;
+    /// // SAFETY: it is that reservation, in which nothing is mapped, and nobody else has it.
+    /// let range = unsafe { Reservation::from_raw(&driver, address, size) }?;
+    /// range.close()?;
+    /// assert_eq!(simulator.live().reservations, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Safety
+    /// * `address` and `size` are those of exactly one reservation of `driver`, made in this process and not freed.
+    /// * It is the caller's to give away: from now on nobody frees it but this value, and nobody maps in it, or unmaps
+    ///   what was mapped through this value.
+    /// * What is mapped in it already is taken over before anything else is done with the value, or its owner unmaps it
+    ///   before the value goes. No mapping reaches across its ends, as drivers allow.
+    ///
+    /// # Errors
+    /// [`Error::NotGranular`] for a size that no reservation has; the range is then still the caller's.
+    pub unsafe fn from_raw(driver: &Driver, address: CUdeviceptr, size: GranularSize) -> Result<Self, Error> {
+        Ok(Self::own(driver, address, Self::check(size)?))
     }
 
     /// It itself where it begins at exactly `address`, and else freed, as [`at`](Self::at) does.
@@ -212,6 +257,34 @@ impl Reservation {
     }
 
     /// Frees the range, as dropping it does, and says how that went. After a failure it is stranded.
+    ///
+    /// It takes the value itself, and each mapping in it holds a share. So it can't be closed under a mapping:
+    ///
+    /// ```compile_fail,E0507
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # fn example(range: Reservation, memory: Arc<Allocation>) -> Result<(), Error> {
+    /// let range = Arc::new(range);
+    /// let mapping = Mapping::map(&range, 0, memory, Arc::new([]))?;
+    /// range.close()?; // no moving out of a share
+    /// mapping.close()
+    /// # }
+    /// ```
+    ///
+    /// A share that is the last one is the value:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # fn example(range: Reservation, memory: Arc<Allocation>) -> Result<(), Error> {
+    /// let range = Arc::new(range);
+    /// let mapping = Mapping::map(&range, 0, memory, Arc::new([]))?;
+    /// mapping.close()?;
+    /// Arc::into_inner(range).map_or(Ok(()), Reservation::close)
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// What `cuMemAddressFree` answers.

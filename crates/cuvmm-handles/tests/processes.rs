@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
 use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
-use cuvmm_handles::{Allocation, Granularity, Mapping};
+use cuvmm_handles::{Allocation, Granularity, Mapping, Usage};
 use cuvmm_sim::{Faults, Machine, Simulator};
 use support::{Bench, G, R};
 
@@ -97,11 +97,20 @@ fn a_forked_child_lets_go_without_a_call_or_a_lock() {
 #[test]
 fn what_a_child_drops_is_still_the_parents() {
     let bench = Bench::small();
-    let mut mapping = Some(bench.mapping());
+    let usage = Arc::<Usage>::default();
+    let range = Arc::into_inner(bench.addresses(1)).unwrap().counted(&usage);
+    let mapping = Mapping::map(&Arc::new(range), 0, bench.memory(1), bench.access()).unwrap();
+    let mut mapping = Some(mapping);
     let live = bench.simulator.live();
-    assert_eq!(in_child(|| mapping.take().map_or(1, |mapping| i32::from(mapping.close().is_err()))), Some(0));
+    let code = in_child(|| {
+        let Some(Ok(())) = mapping.take().map(Mapping::close) else { return 1 };
+        // It was not undone, so it is not taken back.
+        if (usage.reserved().now, usage.mapped().now, usage.stranded()) == (R, G, 0) { 0 } else { 2 }
+    });
+    assert_eq!(code, Some(0));
     assert_eq!(bench.simulator.live(), live);
     mapping.take().unwrap().close().unwrap();
+    assert_eq!((usage.reserved().now, usage.mapped().now), (0, 0));
     bench.assert_clean();
 }
 
