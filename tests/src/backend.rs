@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use cuvmm::{Call, Device, Driver, HandleKind, Options, VirtualMemoryResource};
 use cuvmm_driver::{Hooked, RawDriver, Table};
-use cuvmm_sim::faults::{Faults, Ledger};
+use cuvmm_sim::faults::{Both, Faults, Ledger};
 use cuvmm_sim::{Live, Machine, Preset, Simulator};
 
+use crate::gone::Trail;
 use crate::watch::{Watched, Watches};
 
 /// Which driver a test runs on.
@@ -43,6 +44,7 @@ pub struct Backend {
     /// The simulator behind the driver, where it is one.
     pub simulator: Option<Simulator>,
     watches: Watches,
+    pub(crate) trail: Trail,
     test: &'static str,
     left: Mutex<Left>,
 }
@@ -143,6 +145,9 @@ impl Backend {
             let (live, expected) = self.settled(|live| left.beside(&Live::default(), live));
             assert_eq!(live, expected, "left behind in the simulator");
         }
+        if left.reservations + left.mappings == 0 {
+            assert_eq!(self.remains_of_all(), [], "left behind by the driver's word");
+        }
     }
 
     /// What is alive, once it is what `expect` makes of it, or else after a while. A process that a test beside this one
@@ -203,7 +208,7 @@ impl Backend {
 
     /// Opens a backend. A GPU that isn't there is a failure and no silent pass.
     pub fn open(kind: Kind, test: &'static str) -> Self {
-        let (watches, faults, ledger) = (Watches::default(), Faults::new(), Ledger::new());
+        let (watches, faults, ledger, trail) = (Watches::default(), Faults::new(), Ledger::new(), Trail::default());
         let machine = match kind {
             Kind::Strict | Kind::Measured => Some(Machine::h200()),
             Kind::StrictPair | Kind::MeasuredPair => Some(Machine::h200_pair()),
@@ -212,7 +217,7 @@ impl Backend {
         let strict = matches!(kind, Kind::Strict | Kind::StrictPair);
         let preset = if strict { Preset::Strict } else { Preset::Measured };
         let simulator = machine.map(|machine| Simulator::new(machine.preset(preset)));
-        let hooks = (watches.clone(), faults.clone(), ledger.clone());
+        let hooks = (watches.clone(), faults.clone(), Both { outer: ledger.clone(), inner: trail.clone() });
         let driver = match &simulator {
             Some(simulator) => hooked(simulator.clone(), hooks),
             None => hooked(Table::load().expect("a driver on this machine"), hooks),
@@ -221,7 +226,7 @@ impl Backend {
         if kind == Kind::GpuPair {
             driver.device(1).expect("a second device");
         }
-        Self { kind, driver, device, faults, ledger, simulator, watches, test, left: Mutex::default() }
+        Self { kind, driver, device, faults, ledger, simulator, watches, trail, test, left: Mutex::default() }
     }
 
     /// Another driver of the same kind, for values that must never meet this one's.
@@ -264,7 +269,7 @@ impl Backend {
 }
 
 /// Starts a driver behind these hooks, of which the first sees a call first.
-fn hooked(raw: impl RawDriver + 'static, (watches, faults, ledger): (Watches, Faults, Ledger)) -> Driver {
-    let seen = Hooked::new(Hooked::new(Hooked::new(raw, ledger), faults), watches);
+fn hooked(raw: impl RawDriver + 'static, (watches, faults, done): (Watches, Faults, Both<Ledger, Trail>)) -> Driver {
+    let seen = Hooked::new(Hooked::new(Hooked::new(raw, done), faults), watches);
     Driver::new(seen).expect("a driver that starts")
 }

@@ -7,6 +7,7 @@
 
 mod backend;
 pub mod conformance;
+mod gone;
 mod machine;
 mod memory;
 mod peer;
@@ -15,6 +16,7 @@ mod watch;
 mod work;
 
 pub use backend::{Backend, Kind, Left, Mark};
+pub use gone::{Ranges, Remains};
 pub use machine::Machine;
 pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};
 pub use peer::{Peer, open_files};

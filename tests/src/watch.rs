@@ -1,5 +1,6 @@
 //! [`Watches`]: a hook that takes notes of calls and changes nothing.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use cuvmm_driver::{Call, Failure, Hook, Invocation};
@@ -39,5 +40,13 @@ impl Watched {
     pub fn take_pairs(&self) -> Vec<(u64, u64)> {
         let calls = std::mem::take(&mut *self.arguments.lock().unwrap());
         calls.into_iter().map(|arguments| (arguments[0], arguments[1])).collect()
+    }
+    /// The same as a set of ranges, each of which must have been named once.
+    #[track_caller]
+    pub fn take_ranges(&self) -> BTreeSet<(u64, usize)> {
+        let pairs = self.take_pairs();
+        let ranges: BTreeSet<_> = pairs.iter().map(|pair| (pair.0, pair.1 as usize)).collect();
+        assert_eq!(ranges.len(), pairs.len(), "a range named twice");
+        ranges
     }
 }

@@ -17,7 +17,6 @@ cuvmm_tests::suite!(
     a_grow_that_moves_keeps_every_chunk_and_copies_nothing,
     a_grow_to_less_or_the_same_is_covered_without_a_call,
     an_alias_shares_its_bytes_both_ways,
-    a_grown_buffer_of_odd_size_closes_clean,
     an_aligned_buffer_grows_in_place_and_stays_aligned,
     an_aligned_buffer_that_moves_is_aligned_again,
     the_room_at_the_end_belongs_to_one_alias_and_comes_back,
@@ -200,19 +199,6 @@ fn an_alias_shares_its_bytes_both_ways(backend: &Backend) {
     buffer.close().unwrap();
     assert!(bytes_of(&alias).iter().all(|byte| *byte == 0x5a));
     alias.close().unwrap();
-}
-
-fn a_grown_buffer_of_odd_size_closes_clean(backend: &Backend) {
-    let buffer = backend.resource().allocate(2 * MIB).unwrap();
-    write_marks(&buffer, 1);
-    let grown = buffer.grow(3 * MIB + 1).unwrap();
-    assert_eq!(grown.size(), 4 * MIB);
-    let again = grown.grow(9 * MIB - 7).unwrap();
-    assert_eq!(again.size(), 10 * MIB);
-    require_marks(&again, 1, 2 * MIB);
-    for buffer in [grown, again, buffer] {
-        buffer.close().unwrap();
-    }
 }
 
 fn aligned(backend: &Backend, alignment: usize) -> VirtualMemoryResource {

@@ -32,7 +32,9 @@ impl Failure {
 pub struct Invocation<'a> {
     /// Which call.
     pub call: Call,
-    /// Its arguments in order, each as its bits: numbers as they are, pointers as addresses.
+    /// Its arguments in order, each as its bits: numbers as they are, pointers as addresses, with their provenance
+    /// exposed: what a call wrote can be read through
+    /// [`with_exposed_provenance`](std::ptr::with_exposed_provenance) after it succeeded.
     pub arguments: &'a [u64],
 }
 
@@ -109,13 +111,13 @@ bits!(newtype: CUresult, CUdevice, CUdeviceptr, CUmemGenericAllocationHandle, CU
 
 impl<T> Bits for *const T {
     fn bits(&self) -> u64 {
-        self.addr() as u64
+        self.expose_provenance() as u64
     }
 }
 
 impl<T> Bits for *mut T {
     fn bits(&self) -> u64 {
-        self.addr() as u64
+        self.expose_provenance() as u64
     }
 }
 
