@@ -1,7 +1,7 @@
 //! What an operation on handles can fail with.
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUresult};
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation, CUmemLocationType, CUresult};
 
 /// What an operation on handles failed with.
 ///
@@ -59,12 +59,14 @@ pub enum Error {
         error: cuvmm_driver::Error,
     },
     /// Access to mapped memory could not be granted.
-    #[error("{error}, for {bytes:#x} bytes at {address}")]
+    #[error("{error}, for {bytes:#x} bytes at {address}{}", to(*location))]
     Grant {
         /// Where.
         address: CUdeviceptr,
         /// How many.
         bytes: usize,
+        /// Who can't have it: the first that was refused it alone, too. None where each could have had it alone.
+        location: Option<CUmemLocation>,
         /// What the driver answered.
         error: cuvmm_driver::Error,
     },
@@ -141,6 +143,17 @@ pub enum Error {
         /// What it answered.
         value: usize,
     },
+}
+
+/// Who was refused, for a message.
+fn to(location: Option<CUmemLocation>) -> String {
+    match location {
+        None => String::new(),
+        Some(CUmemLocation { location_type: CUmemLocationType::DEVICE, id }) => format!(", to device {id}"),
+        Some(CUmemLocation { location_type: CUmemLocationType::HOST, .. }) => ", to the host".to_owned(),
+        Some(CUmemLocation { location_type: CUmemLocationType::HOST_NUMA, id }) => format!(", to the host's node {id}"),
+        Some(CUmemLocation { location_type, id }) => format!(", to {id} of location type {}", location_type.0),
+    }
 }
 
 impl Error {

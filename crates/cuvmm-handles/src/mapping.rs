@@ -7,7 +7,7 @@
 
 use std::os::fd::OwnedFd;
 
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemLocationType};
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemLocation, CUmemLocationType};
 use cuvmm_driver::{Call, Device, Driver, StrandedKind};
 
 use crate::allocation::Allocation;
@@ -106,12 +106,38 @@ impl Mapping {
         unsafe { allocation.driver().mem_map(room.address(), room.size(), allocation.handle()) }
             .map_err(|error| Error::Map { address: room.address(), bytes: room.size(), error })?;
         let mapping = Self::own(room, allocation, access);
-        if !mapping.access.is_empty() {
-            // SAFETY: the range is the one mapping just made, on which no work runs yet.
-            unsafe { mapping.driver().mem_set_access(mapping.address(), mapping.size(), &mapping.access) }
-                .map_err(|error| Error::Grant { address: mapping.address(), bytes: mapping.size(), error })?;
+        if mapping.access.is_empty() {
+            return Ok(mapping);
+        }
+        // SAFETY: no work runs on it yet.
+        if let Err(error) = unsafe { mapping.grant(&mapping.access) } {
+            // SAFETY: nor does any before it goes, right after.
+            let location = unsafe { mapping.refused() };
+            return Err(Error::Grant { address: mapping.address(), bytes: mapping.size(), location, error });
         }
         Ok(mapping)
+    }
+
+    /// # Safety
+    /// Work that runs on it does without what is taken away.
+    unsafe fn grant(&self, access: &[CUmemAccessDesc]) -> Result<(), cuvmm_driver::Error> {
+        // SAFETY: the range is this mapping's own, and the caller knows of work on it.
+        unsafe { self.driver().mem_set_access(self.address(), self.size(), access) }
+    }
+
+    /// The location that can't be granted its access, found by trying each alone: the driver doesn't say.
+    ///
+    /// # Safety
+    /// No work runs on it.
+    unsafe fn refused(&self) -> Option<CUmemLocation> {
+        let one = match &*self.access {
+            [only] => Some(only),
+            several => several.iter().find(|one| {
+                // SAFETY: no work runs on it.
+                unsafe { self.grant(std::slice::from_ref(one)) }.is_err()
+            }),
+        };
+        one.map(|one| one.location)
     }
 
     /// Takes over a mapping that was made elsewhere, to be unmapped as one of ours. `access` is what it has. Makes no

@@ -1,6 +1,6 @@
 //! What errors say, and what they answer.
 
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUresult};
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation, CUmemLocationType, CUresult};
 use cuvmm_driver::{Call, Error as DriverError};
 use cuvmm_handles::Error;
 
@@ -12,6 +12,7 @@ fn each_error_says_what_and_how_much() {
         name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
         text: "out of memory".into(),
     };
+    let grant = |location| Error::Grant { address: CUdeviceptr(0x40_0000), bytes: 0x20_0000, location, error: call() };
     let (none, posix) = (CUmemAllocationHandleType::NONE, CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR);
     let odd = Call::cuMemGetAllocationGranularity;
     for (error, text, call, code) in [
@@ -40,8 +41,34 @@ fn each_error_says_what_and_how_much() {
             Some(CUresult(2)),
         ),
         (
-            Error::Grant { address: CUdeviceptr(0x40_0000), bytes: 0x20_0000, error: call() },
+            grant(None),
             "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            grant(Some(CUmemLocation::device(3))),
+            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to device 3",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            grant(Some(CUmemLocation::host())),
+            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to the host",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            grant(Some(CUmemLocation::host_numa(1))),
+            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to the \
+             host's node 1",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            grant(Some(CUmemLocation { location_type: CUmemLocationType(77), id: 5 })),
+            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to 5 of \
+             location type 77",
             Some(Call::cuMemMap),
             Some(CUresult(2)),
         ),

@@ -5,9 +5,9 @@ mod support;
 use std::sync::Arc;
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUmemAccess_flags, CUresult};
-use cuvmm_handles::{Allocation, Error, Mapping, Reservation};
-use cuvmm_sim::When;
+use cuvmm_driver::sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemLocation, CUresult};
+use cuvmm_handles::{Allocation, Error, Granularity, Mapping, Reservation};
+use cuvmm_sim::{Machine, Preset, When};
 use support::{Bench, CODES, G, R};
 
 const DIFFERENT: Error = Error::Driver(cuvmm_driver::Error::DifferentDrivers);
@@ -183,6 +183,62 @@ fn a_failed_map_or_grant_leaves_room_and_memory_as_they_were() {
     }
 }
 
+/// One is known at once. Of several each is tried alone, on a mapping that goes right after.
+#[test]
+fn a_failed_grant_tells_who_can_not_have_it() {
+    for preset in [Preset::Strict, Preset::Measured] {
+        // Three devices, of which the last is nobody's peer.
+        let bench = Bench::new(Machine::odd().preset(preset));
+        let granularity =
+            Granularity::minimum(&bench.driver, &bench.properties(CUmemAllocationHandleType::NONE)).unwrap();
+        let size = granularity.round_up(1).unwrap();
+        let memory =
+            Allocation::create(&bench.driver, size, &bench.properties(CUmemAllocationHandleType::NONE)).unwrap();
+        let (memory, range) = (Arc::new(memory), bench.addresses(size.bytes().div_ceil(R)));
+        let [own, peer, stranger] = [0, 1, 2].map(CUmemLocation::device);
+        let host = CUmemLocation::host();
+        for (access, tried, refused) in [
+            (&[stranger][..], 1, Some(stranger)),
+            (&[host], 1, Some(host)),
+            (&[own, stranger], 3, Some(stranger)),
+            (&[stranger, own], 2, Some(stranger)),
+            (&[own, peer, host, stranger], 4, Some(host)),
+        ] {
+            let before = bench.simulator.live();
+            bench.simulator.clear_calls();
+            let access =
+                access.iter().map(|&location| CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE });
+            let error = Mapping::map(&range, 0, memory.clone(), access.collect()).unwrap_err();
+            assert_eq!(error.call(), Some(Call::cuMemSetAccess));
+            assert!(matches!(error, Error::Grant { location, .. } if location == refused), "{error}");
+            assert_eq!((bench.count(Call::cuMemSetAccess), bench.count(Call::cuMemUnmap)), (tried, 1));
+            assert_eq!(bench.simulator.live(), before);
+        }
+        drop((memory, range));
+        bench.assert_clean();
+    }
+}
+
+/// The error is that of the grant that was wanted, whatever trying each alone answers.
+#[test]
+fn who_can_not_have_it_is_none_where_each_can_alone() {
+    for bench in Bench::presets() {
+        let (range, memory) = (bench.addresses(1), bench.memory(1));
+        let access: Arc<[_]> = bench.access().iter().chain(&*bench.access()).copied().collect();
+        bench.faults.fail(Call::cuMemSetAccess, 1, CUresult::NOT_PERMITTED, When::Before);
+        let error = Mapping::map(&range, 0, memory.clone(), access.clone()).unwrap_err();
+        assert!(matches!(error, Error::Grant { location: None, .. }) && error.code() == Some(CUresult::NOT_PERMITTED));
+
+        bench.faults.fail(Call::cuMemSetAccess, 1, CUresult::NOT_PERMITTED, When::Before);
+        bench.faults.fail(Call::cuMemSetAccess, 2, CUresult::UNKNOWN, When::Before);
+        let error = Mapping::map(&range, 0, memory, access.clone()).unwrap_err();
+        let Error::Grant { location, .. } = error else { unreachable!("{error}") };
+        assert_eq!((location, error.code()), (Some(access[0].location), Some(CUresult::NOT_PERMITTED)));
+        drop(range);
+        bench.assert_clean();
+    }
+}
+
 #[test]
 fn the_failure_of_the_grant_is_told_though_taking_the_mapping_away_fails_too() {
     let bench = Bench::small();
@@ -308,7 +364,7 @@ fn a_dma_buf_outlives_its_mapping() {
 
 #[test]
 fn a_driver_without_dma_bufs_is_told_apart_and_the_mapping_stays() {
-    let bench = Bench::new(cuvmm_sim::Machine::small().driver_version(11060));
+    let bench = Bench::new(Machine::small().driver_version(11060));
     let mapping = Mapping::map(&bench.addresses(1), 0, bench.memory(1), bench.access()).unwrap();
     let unsupported = mapping.export_dma_buf().unwrap_err();
     assert_eq!(unsupported.call(), Some(Call::cuMemGetHandleForAddressRange));
