@@ -5,7 +5,7 @@ use std::path::PathBuf;
 xflags::xflags! {
     /// The tasks of the cuvmm workspace.
     cmd xtask {
-        /// What continuous integration checks: format, lints, tests, interoperation, documentation, dependencies.
+        /// What continuous integration checks: format, lints, tests, models, interoperation, documentation, dependencies.
         cmd ci {}
         /// Run the suites that need a GPU, here or, with --bundle, on a machine without cargo.
         cmd gpu-test {
@@ -16,6 +16,13 @@ xflags::xflags! {
         }
         /// Run programs that are not ours on the stand-in library of the simulated driver.
         cmd interop {}
+        /// Run the models of what threads share, in many orders of the threads' steps.
+        cmd shuttle {
+            /// How many orders each model is run in, by each scheduler.
+            optional --schedules schedules: u64
+            /// What they follow from.
+            optional --seed seed: u64
+        }
         /// Make random calls on the simulated driver: many, with several seeds.
         cmd soak {
             /// How many calls each machine gets.

@@ -8,6 +8,7 @@ mod gpu_test;
 mod interop;
 mod metadata;
 mod release;
+mod shuttle;
 mod soak;
 mod tidy;
 
@@ -38,6 +39,9 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
         flags::XtaskCmd::Interop(_) => interop::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Tidy(_) => tidy::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Release(_) => release::dry_run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Shuttle(models) => {
+            shuttle::run(&sh, models.schedules, models.seed).map(|()| ExitCode::SUCCESS)
+        }
         flags::XtaskCmd::Soak(soak) => soak::run(&sh, soak.calls, soak.seed, soak.seeds).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::GpuTest(gpu_test) => match gpu_test.bundle {
             None => gpu_test::run_here(&sh, gpu_test.report.map(|dir| caller.join(dir)).as_deref()),

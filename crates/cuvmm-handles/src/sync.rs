@@ -7,12 +7,13 @@
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(shuttle)]
-pub use modelled::Arc;
+pub use modelled::{Arc, TORN};
 #[cfg(shuttle)]
 pub use shuttle::sync::{Mutex, MutexGuard, PoisonError};
 
 #[cfg(shuttle)]
 mod modelled {
+    use std::cell::Cell;
     use std::ops::Deref;
     use std::sync;
 
@@ -27,6 +28,11 @@ mod modelled {
     /// It is empty once its value was taken out.
     pub struct Arc<T: ?Sized>(Option<sync::Arc<T>>);
 
+    thread_local! {
+        /// Whether [`Arc::into_inner`] is broken on purpose: in two steps, with those of other owners in between.
+        pub static TORN: Cell<bool> = const { Cell::new(false) };
+    }
+
     /// Lets another thread go first.
     fn point() {
         AtomicBool::new(false).load(Ordering::SeqCst);
@@ -39,7 +45,17 @@ mod modelled {
 
         pub fn into_inner(mut this: Self) -> Option<T> {
             point();
-            this.0.take().and_then(sync::Arc::into_inner)
+            let shared = this.0.take()?;
+            if !TORN.get() {
+                return sync::Arc::into_inner(shared);
+            }
+            let shared = match sync::Arc::try_unwrap(shared) {
+                Ok(value) => return Some(value),
+                Err(shared) => shared,
+            };
+            point();
+            drop(shared);
+            None
         }
     }
 

@@ -1,0 +1,232 @@
+//! The driver of the models: it keeps account of addresses, memory and mappings, and notes what breaks a rule.
+//!
+//! # Safety
+//! It hands out addresses that nobody ever reads or writes through.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use cuvmm_driver::sys::*;
+use cuvmm_driver::{CUresult, Call, RawDriver};
+use shuttle::sync::Mutex;
+use shuttle::thread::{self, ThreadId};
+
+/// The granularity of its memory: that of the reservations that a resource makes, so that none has room to spare.
+pub(crate) const G: usize = 32 << 20;
+
+/// What it refuses, and with which code.
+pub(crate) const REFUSAL: CUresult = CUresult::UNKNOWN;
+
+#[derive(Default)]
+pub(crate) struct Checking {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many addresses and handles were given.
+    given: u64,
+    /// Reservations: address to size.
+    reserved: BTreeMap<u64, usize>,
+    /// Memory that was not released: handle to size.
+    memory: BTreeMap<u64, usize>,
+    /// Mappings: address to size.
+    mapped: BTreeMap<u64, usize>,
+    violations: Vec<String>,
+    /// The call to refuse, and how many of its kind before it.
+    refused: Option<(Call, usize)>,
+    /// Unmaps that are still to take effect, and whose they are; none: they do at once.
+    late: Option<Vec<(ThreadId, u64)>>,
+}
+
+/// What is left of everything: reservations, memory and mappings.
+pub(crate) type Left = [usize; 3];
+
+impl Checking {
+    /// Refuses the one such call that comes after `before` others.
+    pub(crate) fn refuse(&self, call: Call, before: usize) {
+        self.state.lock().unwrap().refused = Some((call, before));
+    }
+
+    /// Breaks it: what it says is unmapped stays mapped until the thread's next call.
+    pub(crate) fn unmap_late(&self) {
+        self.state.lock().unwrap().late = Some(Vec::new());
+    }
+
+    /// What is left, once no rule was broken.
+    #[track_caller]
+    pub(crate) fn left(&self) -> Left {
+        let state = self.state.lock().unwrap();
+        assert!(state.violations.is_empty(), "{}", state.violations.join("; "));
+        [state.reserved.len(), state.memory.len(), state.mapped.len()]
+    }
+
+    /// One call. The scheduler is asked before it, by the lock.
+    fn call(&self, call: Call, effect: impl FnOnce(&mut State) -> Result<(), String>) -> CUresult {
+        let mut state = self.state.lock().unwrap();
+        if let Some((_, before)) = state.refused.as_mut().filter(|(refused, _)| *refused == call) {
+            if *before == 0 {
+                state.refused = None;
+                return REFUSAL;
+            }
+            *before -= 1;
+        }
+        let here = thread::current().id();
+        let due = state.late.iter_mut().flat_map(|late| late.extract_if(.., |(thread, _)| *thread == here));
+        for (_, address) in due.collect::<Vec<_>>() {
+            state.mapped.remove(&address);
+        }
+        if let Err(violation) = effect(&mut state) {
+            state.violations.push(format!("{call}: {violation}"));
+        }
+        CUresult::SUCCESS
+    }
+}
+
+/// Whether something in `ranges` shares an address with the range given.
+fn is_any_in(ranges: &BTreeMap<u64, usize>, address: u64, size: usize) -> bool {
+    let before = ranges.range(..address + size as u64).next_back();
+    before.is_some_and(|(start, length)| start + *length as u64 > address)
+}
+
+fn require(is_so: bool, otherwise: &str) -> Result<(), String> {
+    if is_so { Ok(()) } else { Err(otherwise.to_owned()) }
+}
+
+// SAFETY: each output is written, and an address is given once; what it names is never used.
+unsafe impl RawDriver for Checking {
+    unsafe fn cuInit(&self, _: u32) -> CUresult {
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuDriverGetVersion(&self, version: *mut i32) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { version.write(13000) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuDeviceGetCount(&self, count: *mut i32) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { count.write(1) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuDeviceGet(&self, device: *mut CUdevice, ordinal: i32) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { device.write(CUdevice(ordinal)) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuDeviceGetAttribute(&self, value: *mut i32, _: CUdevice_attribute, _: CUdevice) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { value.write(1) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuCtxGetCurrent(&self, context: *mut CUcontext) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { context.write(CUcontext::NULL) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuMemGetAllocationGranularity(
+        &self,
+        granularity: *mut usize,
+        _: *const CUmemAllocationProp,
+        _: CUmemAllocationGranularity_flags,
+    ) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { granularity.write(G) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuMemAddressReserve(
+        &self,
+        address: *mut CUdeviceptr,
+        size: usize,
+        _: usize,
+        hint: CUdeviceptr,
+        _: u64,
+    ) -> CUresult {
+        self.call(Call::cuMemAddressReserve, |state| {
+            state.given += 1;
+            let is_granted = hint.0 != 0 && !is_any_in(&state.reserved, hint.0, size);
+            let start = if is_granted { hint.0 } else { state.given << 40 };
+            state.reserved.insert(start, size);
+            // SAFETY: the caller's output.
+            unsafe { address.write(CUdeviceptr(start)) };
+            Ok(())
+        })
+    }
+
+    unsafe fn cuMemAddressFree(&self, address: CUdeviceptr, size: usize) -> CUresult {
+        self.call(Call::cuMemAddressFree, |state| {
+            require(state.reserved.remove(&address.0) == Some(size), "no reservation, or one freed before")?;
+            require(!is_any_in(&state.mapped, address.0, size), "something is mapped there")
+        })
+    }
+
+    unsafe fn cuMemCreate(
+        &self,
+        handle: *mut CUmemGenericAllocationHandle,
+        size: usize,
+        _: *const CUmemAllocationProp,
+        _: u64,
+    ) -> CUresult {
+        self.call(Call::cuMemCreate, |state| {
+            state.given += 1;
+            state.memory.insert(state.given, size);
+            // SAFETY: the caller's output.
+            unsafe { handle.write(CUmemGenericAllocationHandle(state.given)) };
+            Ok(())
+        })
+    }
+
+    unsafe fn cuMemRelease(&self, handle: CUmemGenericAllocationHandle) -> CUresult {
+        self.call(Call::cuMemRelease, |state| {
+            require(state.memory.remove(&handle.0).is_some(), "no memory, or released before")
+        })
+    }
+
+    unsafe fn cuMemMap(
+        &self,
+        address: CUdeviceptr,
+        size: usize,
+        _: usize,
+        handle: CUmemGenericAllocationHandle,
+        _: u64,
+    ) -> CUresult {
+        self.call(Call::cuMemMap, |state| {
+            let overlaps = is_any_in(&state.mapped, address.0, size);
+            state.mapped.insert(address.0, size);
+            require(!overlaps, "two mappings overlap")?;
+            require(state.memory.get(&handle.0) == Some(&size), "no such memory, or released before")?;
+            let reservation = state.reserved.range(..=address.0).next_back();
+            let ends_in = |(start, length): (&u64, &usize)| address.0 + size as u64 <= start + *length as u64;
+            require(reservation.is_some_and(ends_in), "the addresses are not reserved")
+        })
+    }
+
+    unsafe fn cuMemUnmap(&self, address: CUdeviceptr, size: usize) -> CUresult {
+        self.call(Call::cuMemUnmap, |state| {
+            let is_mapping = state.mapped.get(&address.0) == Some(&size);
+            match &mut state.late {
+                Some(late) => late.push((thread::current().id(), address.0)),
+                None => drop(state.mapped.remove(&address.0)),
+            }
+            require(is_mapping, "no mapping, or unmapped before")
+        })
+    }
+
+    unsafe fn cuMemSetAccess(
+        &self,
+        address: CUdeviceptr,
+        size: usize,
+        _: *const CUmemAccessDesc,
+        _: usize,
+    ) -> CUresult {
+        self.call(Call::cuMemSetAccess, |state| {
+            require(state.mapped.get(&address.0) == Some(&size), "no mapping, or unmapped before")
+        })
+    }
+}
