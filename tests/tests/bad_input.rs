@@ -182,7 +182,7 @@ fn allocations_and_reservations_of_two_drivers_do_not_meet(backend: &Backend) {
 
 fn memory_made_for_no_handle_is_not_exported(backend: &Backend) {
     let resource = backend.resource();
-    assert_eq!(resource.options().kind(), HandleKind::None);
+    assert_eq!(resource.handle_kind(), HandleKind::None);
     let buffer = resource.allocate(G).unwrap().grow_into(2 * G).unwrap();
     let shareable = backend.shareable();
     let descriptor = ipc::export(&shareable.allocate(0).unwrap()).unwrap();

@@ -90,7 +90,7 @@ impl Held {
                 match buffer.grow_into(before + size) {
                     Ok(grown) => self.keep(Ok(grown)),
                     Err(error) => {
-                        let is_grown = error.is_grown();
+                        let is_grown = error.is_resized();
                         let (error, buffer) = error.into_parts();
                         assert_eq!(buffer.size(), if is_grown { before + size } else { before });
                         self.buffers.push(buffer);

@@ -52,7 +52,7 @@ impl<'b> Export<'b> {
     /// Refuses what can't be exported. Makes no call.
     pub(crate) fn of(buffer: &'b VirtualMemoryBuffer) -> Result<Self, Error> {
         let wanted = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
-        let has = buffer.resource().options().kind().as_driver();
+        let has = buffer.resource().handle_kind().as_driver();
         if !has.contains(wanted) {
             return Err(Error::NotExportable { has, wanted });
         }

@@ -89,7 +89,7 @@ pub fn import_from(
 
 /// Refuses metadata that `resource` can't import. The only call is the one that asks for the device's UUID, once.
 pub(crate) fn check(resource: &VirtualMemoryResource, metadata: &Metadata) -> Result<(), Error> {
-    let ours = resource.options().kind().as_driver();
+    let ours = resource.handle_kind().as_driver();
     if metadata.handle_kind != ours || !resource.is_ipc_enabled() {
         return Err(Error::WrongHandleKind { ours, theirs: metadata.handle_kind });
     }

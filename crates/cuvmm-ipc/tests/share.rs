@@ -67,7 +67,7 @@ fn a_descriptor_says_what_the_buffer_is() {
     assert_eq!(descriptor.sizes(), sizes);
     assert_eq!(descriptor.size(), buffer.size());
     assert_eq!(descriptor.fds().len(), 4);
-    assert_eq!(descriptor.handle_kind(), resource.options().kind().as_driver());
+    assert_eq!(descriptor.handle_kind(), resource.handle_kind().as_driver());
     let uuid = resource.device().uuid().unwrap();
     assert_eq!(descriptor.device_uuid(), Some(uuid));
     assert_eq!(descriptor.location(), Some(Location::Device { uuid }));

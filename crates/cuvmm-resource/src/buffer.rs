@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationHandleType};
 use cuvmm_driver::{CUresult, Driver, StrandedKind};
-use cuvmm_handles::{Mapping, Reservation};
+use cuvmm_handles::{Mapping, Origin, Reservation};
 
 use crate::capture::in_host_callback;
 use crate::error::{CloseError, Error};
@@ -58,13 +58,17 @@ pub enum Outcome {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Chunk {
     /// Where it begins.
     pub address: CUdeviceptr,
     /// How long it is, in bytes.
     pub size: usize,
+    /// Whom it was granted to.
+    pub access: Vec<CUmemAccessDesc>,
+    /// The kinds of handle that it was made for; none where it was not made here.
+    pub handle_kinds: CUmemAllocationHandleType,
 }
 
 /// Contiguous device memory, at addresses that kernels use, which [grows](Self::grow) without a copy.
@@ -122,18 +126,19 @@ impl VirtualMemoryBuffer {
         reserved: Option<Arc<Reservation>>,
     ) -> Self {
         let number = next_number();
-        let order = Mutex::new(Order::new(resource.options().released_after().clone()));
+        let order = Mutex::new(Order::new(resource.options().release.clone()));
         let resource = resource.clone();
         let buffer = Self { resource, range, size, reserved, outcome: None, order, id: number, generation: number };
         buffer.report("allocate");
         buffer
     }
 
-    /// A buffer grown from this one, with its release stream.
-    pub(crate) fn grown(&self, range: Range, size: usize, outcome: Outcome) -> Self {
+    /// A buffer of this one's family, with its release stream. One without memory keeps the addresses where this
+    /// begins.
+    pub(crate) fn resized(&self, range: Range, size: usize, outcome: Outcome) -> Self {
         let buffer = Self {
             resource: self.resource.clone(),
-            reserved: if range.is_empty() { self.reserved.clone() } else { None },
+            reserved: if range.is_empty() { self.first_reservation() } else { None },
             range,
             size,
             outcome: Some(outcome),
@@ -141,8 +146,21 @@ impl VirtualMemoryBuffer {
             id: self.id,
             generation: next_number(),
         };
-        buffer.report("grow");
+        buffer.report("resize");
         buffer
+    }
+
+    /// The reservation that it begins in: at its head, as every buffer does.
+    fn first_reservation(&self) -> Option<Arc<Reservation>> {
+        let first = self.range.first().map(|mapping| Arc::clone(mapping.room().reservation()));
+        first.or_else(|| self.reserved.clone())
+    }
+
+    /// Lets go of a buffer that nobody was told of, so that no work can be on it but a fill of ours.
+    pub(crate) fn discard(self) {
+        // Without the lock: with a stream goes its owner, whose drop is anybody's code.
+        let release = std::mem::replace(&mut self.order().release, Release::Caller);
+        drop(release);
     }
 
     fn report(&self, operation: &'static str) {
@@ -203,7 +221,15 @@ impl VirtualMemoryBuffer {
     /// The physical pieces that it is made of, in address order. A driver query about an address answers for the
     /// one piece around it.
     pub fn chunks(&self) -> Vec<Chunk> {
-        let chunk = |mapping: &Mapping| Chunk { address: mapping.address(), size: mapping.size() };
+        let chunk = |mapping: &Mapping| Chunk {
+            address: mapping.address(),
+            size: mapping.size(),
+            access: mapping.access().to_vec(),
+            handle_kinds: match mapping.allocation().origin() {
+                Origin::Created(kinds) => kinds,
+                _ => CUmemAllocationHandleType::NONE,
+            },
+        };
         self.mappings().into_iter().map(chunk).collect()
     }
 
@@ -377,7 +403,9 @@ impl VirtualMemoryBuffer {
     pub(crate) fn settle(&mut self, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
         let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !self.range.is_empty() || !order.has_no_fence() {
-            return order.settle(self.resource.device(), instead);
+            let device = self.resource.device();
+            let by_default = Some(device).filter(|_| !self.resource.location().is_host());
+            return order.settle(device.driver(), by_default, instead);
         }
         match &self.reserved {
             Some(reserved) if matches!(in_host_callback(reserved.driver()), Ok(true)) => {

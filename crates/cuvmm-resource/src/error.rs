@@ -1,8 +1,11 @@
 //! What the resource and its buffers can fail with.
 
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation};
 use cuvmm_driver::{CUresult, Call};
 
 use crate::buffer::VirtualMemoryBuffer;
+use crate::kind::{HandleKind, describe};
+use crate::shortage::OutOfMemory;
 
 /// What an operation of the resource or a buffer failed with.
 ///
@@ -14,9 +17,13 @@ use crate::buffer::VirtualMemoryBuffer;
 /// # let device = simulator.driver()?.device(0)?;
 /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
 /// let error = resource.allocate(1 << 40).unwrap_err();
+/// assert!(matches!(&error, Error::OutOfMemory(shortage) if shortage.requested == 1 << 40));
 /// assert_eq!(error.call(), Some(cuvmm_driver::Call::cuMemCreate));
 /// assert_eq!(error.code(), Some(cuvmm_driver::CUresult::OUT_OF_MEMORY));
-/// assert_eq!(error.to_string(), "cuMemCreate failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x10000000000 bytes");
+/// assert_eq!(
+///     error.to_string(),
+///     "cuMemCreate failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x10000000000 bytes at a granularity of 0x200000"
+/// );
 /// # Ok(())
 /// # }
 /// ```
@@ -28,7 +35,77 @@ pub enum Error {
     Driver(#[from] cuvmm_driver::Error),
     /// An operation on allocations, reservations or mappings failed.
     #[error(transparent)]
-    Handles(#[from] cuvmm_handles::Error),
+    Handles(cuvmm_handles::Error),
+    /// There are not so many addresses left. It says nothing of memory.
+    #[error("{error}, for {bytes:#x} bytes of addresses")]
+    AddressSpaceExhausted {
+        /// How many were asked for, rounded up.
+        bytes: usize,
+        /// What the driver answered.
+        error: cuvmm_driver::Error,
+    },
+    /// There is not so much memory left.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// Memory was mapped, and then somebody could not be given access to it.
+    #[error("{error}, for {bytes:#x} bytes at {address}{}", whose(*.location))]
+    AccessRefused {
+        /// Who, where that could be found out.
+        location: Option<CUmemLocation>,
+        /// Where the memory was mapped.
+        address: CUdeviceptr,
+        /// How many bytes.
+        bytes: usize,
+        /// What the driver answered.
+        error: cuvmm_driver::Error,
+    },
+    /// The machine refuses memory of this handle kind, whatever its attributes promise: fabric handles take an IMEX
+    /// channel, for one.
+    #[error("memory of handle kind {kind:?} is refused here: {error}")]
+    HandleKindRefused {
+        /// The kind.
+        kind: HandleKind,
+        /// What trying it out failed with.
+        #[source]
+        error: cuvmm_driver::Error,
+    },
+    /// Memory of the host without a node of its own can't be shared; that of a node can.
+    #[error("memory of the host can't have handle kind {kind:?}: name a NUMA node")]
+    HandleKindOfHost {
+        /// The kind that was asked for.
+        kind: HandleKind,
+    },
+    /// Handle kinds that this library does not know: those of Windows, for one.
+    #[error("handle kinds {:#x} are not supported", kinds.0)]
+    UnknownHandleKind {
+        /// The kinds.
+        kinds: CUmemAllocationHandleType,
+    },
+    /// A device that does not reach the memory of another.
+    #[error("device {from} does not reach the memory of device {to}")]
+    PeerUnreachable {
+        /// The device that was to be given access.
+        from: i32,
+        /// The device whose memory it is.
+        to: i32,
+    },
+    /// A NUMA node that memory can't be asked of.
+    #[error("NUMA node {node} can't be used: {reason}")]
+    NumaNode {
+        /// The node; -1 where the current one is not known.
+        node: i32,
+        /// Why.
+        reason: &'static str,
+    },
+    /// A NUMA node that the driver gives no memory of.
+    #[error("NUMA node {node} can't be used: {error}")]
+    NumaNodeRefused {
+        /// The node.
+        node: i32,
+        /// What the driver answered.
+        #[source]
+        error: cuvmm_driver::Error,
+    },
     /// The device lacks something that the options ask for.
     #[error("device {ordinal} does not support {what}")]
     Unsupported {
@@ -43,6 +120,45 @@ pub enum Error {
         /// The alignment.
         alignment: usize,
     },
+    /// A hint that no address of the buffer could be.
+    #[error("an address hint of {hint} is no multiple of {alignment:#x}")]
+    AddressHint {
+        /// The hint.
+        hint: CUdeviceptr,
+        /// What it must be a multiple of.
+        alignment: usize,
+    },
+    /// A bound on chunks that is less than the least chunk.
+    #[error("chunks of at most {bound} bytes can't be made at a granularity of {granularity}")]
+    MaxChunk {
+        /// The bound.
+        bound: usize,
+        /// The granularity.
+        granularity: usize,
+    },
+    /// A growth policy that adds nothing, or contradicts itself.
+    #[error("a growth policy can't have {reason}")]
+    GrowthPolicy {
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// Growing in place is not possible: the addresses behind the buffer can't be had.
+    #[error("growing to {size:#x} bytes would move the buffer, whose addresses end at {capacity:#x}")]
+    WouldMove {
+        /// The size that it was to have.
+        size: usize,
+        /// How far its reserved addresses go.
+        capacity: usize,
+    },
+    /// A chunk of another kind than the buffer that it was to be added to.
+    #[error("memory with another {what} can't be added to the buffer")]
+    ChunkMismatch {
+        /// What differs.
+        what: &'static str,
+    },
+    /// The resource's device may not write the memory.
+    #[error("memory that its device may not write can't be zeroed")]
+    NotWritable,
     /// Bytes that do not lie within the buffer.
     #[error("{bytes} bytes at offset {offset} do not lie within a buffer of {size}")]
     OutOfBounds {
@@ -74,10 +190,20 @@ impl Error {
     /// The driver's own error, where it is one.
     pub fn driver(&self) -> Option<&cuvmm_driver::Error> {
         match self {
-            Self::Driver(error) => Some(error),
+            Self::Driver(error)
+            | Self::AddressSpaceExhausted { error, .. }
+            | Self::OutOfMemory(OutOfMemory { error, .. })
+            | Self::AccessRefused { error, .. }
+            | Self::HandleKindRefused { error, .. }
+            | Self::NumaNodeRefused { error, .. } => Some(error),
             Self::Handles(error) => error.driver(),
             _ => None,
         }
+    }
+
+    /// Whether less of the same could have been had.
+    pub(crate) fn is_for_want_of_room(&self) -> bool {
+        matches!(self, Self::WouldMove { .. } | Self::OutOfMemory(_) | Self::AddressSpaceExhausted { .. })
     }
 
     /// The driver call concerned, where there is one.
@@ -92,6 +218,26 @@ impl Error {
     pub fn code(&self) -> Option<CUresult> {
         self.driver()?.code()
     }
+}
+
+impl From<cuvmm_handles::Error> for Error {
+    fn from(error: cuvmm_handles::Error) -> Self {
+        use cuvmm_handles::Error as Handles;
+        match error {
+            Handles::Reserve { bytes, error, .. } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
+                Self::AddressSpaceExhausted { bytes, error }
+            }
+            Handles::Grant { address, bytes, location, error } => {
+                Self::AccessRefused { location, address, bytes, error }
+            }
+            error => Self::Handles(error),
+        }
+    }
+}
+
+/// Whom a message is about.
+fn whose(location: Option<CUmemLocation>) -> String {
+    location.map_or_else(String::new, |location| format!(", for {}", describe(location)))
 }
 
 /// Why a buffer was not closed, or not cleanly.
@@ -137,7 +283,7 @@ impl CloseError {
     }
 }
 
-/// Why a buffer was not grown into a larger one.
+/// Why a buffer was not made larger or smaller, or not cleanly.
 ///
 /// ```
 /// # use cuvmm_resource::*;
@@ -154,26 +300,27 @@ impl CloseError {
 /// # }
 /// ```
 #[derive(Debug, thiserror::Error)]
-#[error("{}", if *grown { "the buffer was grown, and its old addresses were not given back" } else { "the buffer was not grown" })]
-pub struct GrowError {
+#[error("{}", if *resized { "the buffer was resized, and what it left was not given back" } else { "the buffer was not resized" })]
+pub struct ResizeError {
     #[source]
     pub(crate) error: Error,
     pub(crate) buffer: Box<VirtualMemoryBuffer>,
-    pub(crate) grown: bool,
+    pub(crate) resized: bool,
 }
 
-impl GrowError {
+impl ResizeError {
     /// What went wrong first.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// Whether the buffer inside is the grown one: it moved, and giving back its old addresses failed.
-    pub fn is_grown(&self) -> bool {
-        self.grown
+    /// Whether the buffer inside is the resized one, and only giving back what the old one left failed: the addresses
+    /// of one that moved, the memory that was cut off.
+    pub fn is_resized(&self) -> bool {
+        self.resized
     }
 
-    /// The buffer: as it was, or the grown one where [`is_grown`](Self::is_grown) says so.
+    /// The buffer: as it was, or the resized one where [`is_resized`](Self::is_resized) says so.
     pub fn into_buffer(self) -> VirtualMemoryBuffer {
         *self.buffer
     }

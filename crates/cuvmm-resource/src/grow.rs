@@ -3,10 +3,66 @@
 use cuvmm_handles::{Mapping, Room};
 
 use crate::buffer::{Outcome, VirtualMemoryBuffer};
-use crate::error::{Error, GrowError};
+use crate::error::{Error, ResizeError};
+use crate::memory::Memory;
 use crate::range::Range;
 use crate::release::Unsettled;
+use crate::resource::VirtualMemoryResource;
 use crate::sync::Arc;
+
+/// How a buffer is to grow.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let driver = Simulator::new(Machine::h200_pair()).driver()?;
+/// # let device = driver.device(0)?;
+/// let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let buffer = resource.allocate(2 << 20)?;
+/// // The chunk that is added is zero, and another device may read it.
+/// let readable = Options::new().peer(&driver.device(1)?, Access::Read);
+/// let readable = VirtualMemoryResource::new(&device, readable)?;
+/// let grown = buffer.grow_with(4 << 20, &GrowOptions::new().zeroed().chunk_of(&readable))?;
+/// let grants: Vec<usize> = grown.chunks().iter().map(|chunk| chunk.access.len()).collect();
+/// assert_eq!(grants, [1, 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct GrowOptions {
+    in_place: bool,
+    zeroed: bool,
+    chunk_of: Option<VirtualMemoryResource>,
+}
+
+impl GrowOptions {
+    /// As [`VirtualMemoryBuffer::grow`] does.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeping the address, or not at all.
+    #[must_use]
+    pub fn in_place(self) -> Self {
+        Self { in_place: true, ..self }
+    }
+
+    /// With the memory that is added zero. What was there before is not touched, and nor is what a covered grow merely
+    /// shows.
+    #[must_use]
+    pub fn zeroed(self) -> Self {
+        Self { zeroed: true, ..self }
+    }
+
+    /// With the memory that is added made by this resource, whose options so hold for it alone: its access, its peers,
+    /// RDMA and compression, the bound on a chunk, what is done when memory is short. It must be memory of the same
+    /// device and location that is shared in the same way.
+    #[must_use]
+    pub fn chunk_of(self, resource: &VirtualMemoryResource) -> Self {
+        Self { chunk_of: Some(resource.clone()), ..self }
+    }
+}
 
 impl VirtualMemoryBuffer {
     /// A buffer of at least `new_size` bytes, rounded up to the granularity, over the same memory and more behind
@@ -40,29 +96,70 @@ impl VirtualMemoryBuffer {
     /// # }
     /// ```
     ///
+    /// Where the resource has a [growth policy](crate::GrowthPolicy), more may be added than is asked for.
+    ///
     /// # Errors
-    /// [`Error::Handles`] for a size that overflows; what the driver answers to anything but the reservation behind
-    /// this buffer, whose failure means to move. This buffer is untouched by any failure, and nothing is left
-    /// behind.
+    /// As [`allocate`](VirtualMemoryResource::allocate). Whatever the reservation behind this buffer fails with means
+    /// to move. This buffer is untouched by any failure, and nothing is left behind.
     pub fn grow(&self, new_size: usize) -> Result<Self, Error> {
-        let range = self.range();
+        self.grow_with(new_size, &GrowOptions::new())
+    }
+
+    /// As [`grow`](Self::grow), and fails rather than move: for addresses that graphs or kernels keep.
+    ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Hints, Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200().hints(Hints::Elsewhere));
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// let buffer = resource.allocate_with_capacity(2 << 20, 64 << 20)?;
+    /// let buffer = buffer.grow_in_place(64 << 20)?;
+    /// assert!(matches!(buffer.grow_in_place(128 << 20), Err(Error::WouldMove { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow); [`Error::WouldMove`].
+    pub fn grow_in_place(&self, new_size: usize) -> Result<Self, Error> {
+        self.grow_with(new_size, &GrowOptions::new().in_place())
+    }
+
+    /// As [`grow`](Self::grow), with options.
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow). Before any call [`Error::ChunkMismatch`], and [`Error::NotWritable`] where zeros are
+    /// wanted; [`Error::WouldMove`] where it must not.
+    pub fn grow_with(&self, new_size: usize, options: &GrowOptions) -> Result<Self, Error> {
+        let added = options.chunk_of.as_ref().map_or(self.resource().memory(), VirtualMemoryResource::memory);
+        self.resource().memory().require_alike(added)?;
+        if options.zeroed {
+            added.require_writable()?;
+        }
+        let end = self.range().end();
         if new_size <= self.size() {
             return Ok(self.covered(self.size()));
         }
-        let size = self.resource().granularity().round_up(new_size)?.bytes();
-        if size <= range.end() {
+        let granularity = self.resource().granularity().max(added.granularity);
+        let size = granularity.round_up(new_size)?.bytes();
+        if size <= end {
             return Ok(self.covered(size));
         }
-        match self.rooms_behind(size - range.end()) {
-            Some(rooms) => {
-                let mut longer = range.clone();
-                for room in rooms {
-                    longer = longer.with(self.resource().create_in(room)?);
-                }
-                Ok(self.grown(longer, size, Outcome::InPlace))
-            }
-            None => self.moved(size),
-        }
+        granularity.exact(end)?;
+        let needed = size - end;
+        let wish = self.resource().options().growth.wish(end, needed, granularity);
+        // First with what the policy wishes for, then with what is needed.
+        let attempt = |extend: &dyn Fn(usize) -> Result<Self, Error>| match extend(wish) {
+            Err(error) if wish > needed && error.is_for_want_of_room() => extend(needed),
+            result => result,
+        };
+        let grown = match attempt(&|extra| self.in_place(size, extra, added)) {
+            Err(Error::WouldMove { .. }) if !options.in_place => attempt(&|extra| self.moved(size, extra, added)),
+            result => result,
+        }?;
+        if options.zeroed { grown.zeroed_from(end) } else { Ok(grown) }
     }
 
     /// As [`grow`](Self::grow), in place of this buffer, which is gone after. Where the address stays, nothing is
@@ -85,64 +182,84 @@ impl VirtualMemoryBuffer {
     /// ```
     ///
     /// # Errors
-    /// [`GrowError`], with this buffer as it was; with the grown one where only giving back the old addresses failed.
-    pub fn grow_into(mut self, new_size: usize) -> Result<Self, GrowError> {
-        let fail = |error, buffer| GrowError { error, buffer: Box::new(buffer), grown: false };
-        let mut grown = match self.grow(new_size) {
-            Ok(grown) => grown,
-            Err(error) => return Err(fail(error, self)),
-        };
-        if grown.outcome() != Some(Outcome::Moved) {
-            self.hand_over_to(&grown);
-            return Ok(grown);
-        }
-        if let Err(Unsettled::Refused(error) | Unsettled::Failed(error)) = self.settle(None) {
-            // No work can have been started on addresses that nobody was told of.
-            let discarded = grown.let_go();
-            if let Err(second) = discarded {
-                tracing::error!(%second, "failed to discard a grown buffer");
+    /// [`ResizeError`], with this buffer as it was; with the grown one where only giving back the old addresses failed.
+    pub fn grow_into(self, new_size: usize) -> Result<Self, ResizeError> {
+        self.grow_into_with(new_size, &GrowOptions::new())
+    }
+
+    /// As [`grow_into`](Self::grow_into), with options.
+    ///
+    /// # Errors
+    /// As [`grow_into`](Self::grow_into) and [`grow_with`](Self::grow_with).
+    pub fn grow_into_with(self, new_size: usize, options: &GrowOptions) -> Result<Self, ResizeError> {
+        match self.grow_with(new_size, options) {
+            Ok(grown) if grown.outcome() == Some(Outcome::Moved) => self.replace_by(grown),
+            Ok(grown) => {
+                self.hand_over_to(&grown);
+                Ok(grown)
             }
-            return Err(fail(error, self));
+            Err(error) => Err(ResizeError { error, buffer: Box::new(self), resized: false }),
+        }
+    }
+
+    /// Waits as closing does, and lets go of this buffer for the other.
+    pub(crate) fn replace_by(mut self, other: Self) -> Result<Self, ResizeError> {
+        if let Err(Unsettled::Refused(error) | Unsettled::Failed(error)) = self.settle(None) {
+            other.discard();
+            return Err(ResizeError { error, buffer: Box::new(self), resized: false });
         }
         match self.let_go() {
-            Ok(()) => Ok(grown),
-            Err(error) => Err(GrowError { error, buffer: Box::new(grown), grown: true }),
+            Ok(()) => Ok(other),
+            Err(error) => Err(ResizeError { error, buffer: Box::new(other), resized: true }),
         }
     }
 
     fn covered(&self, size: usize) -> Self {
-        self.grown(self.range().clone(), size, Outcome::Covered)
+        self.resized(self.range().clone(), size, Outcome::Covered)
+    }
+
+    /// This buffer with `extra` bytes more at the addresses behind it.
+    fn in_place(&self, size: usize, extra: usize, added: &Memory) -> Result<Self, Error> {
+        let would_move = Error::WouldMove { size, capacity: self.capacity() };
+        let rooms = self.rooms_behind(extra, added).ok_or(would_move)?;
+        let mut range = self.range().clone();
+        for room in rooms {
+            range = range.with(added.create_in(room)?);
+        }
+        Ok(self.resized(range, size, Outcome::InPlace))
     }
 
     /// Room for `extra` bytes at the addresses behind this buffer's range: in its reservation first, then in a
     /// reservation behind that. None where somebody else has them, or they can't be had for any other reason.
-    fn rooms_behind(&self, extra: usize) -> Option<Vec<Room>> {
+    fn rooms_behind(&self, extra: usize, added: &Memory) -> Option<Vec<Room>> {
         let (reservation, offset, behind) = self.room_behind()?;
         let here = extra.min(behind);
-        let mut rooms = Vec::with_capacity(2);
-        if here > 0 {
-            rooms.push(reservation.take(offset, here).ok()?);
-        }
+        let mut rooms = added.rooms(reservation, offset, here).ok()?;
         let behind = extra - here;
         if behind > 0 {
             let end = reservation.address().checked_add(reservation.size())?;
             let next = Arc::new(self.resource().reserve_at(end, behind).ok()?);
-            rooms.push(next.take(0, behind).ok()?);
+            rooms.extend(added.rooms(&next, 0, behind).ok()?);
         }
-        Some(rooms)
+        let is_aligned = |room: &Room| room.address().0.is_multiple_of(added.granularity.bytes() as u64);
+        rooms.iter().all(is_aligned).then_some(rooms)
     }
 
-    /// Everything mapped again in a range of `size` bytes elsewhere.
-    fn moved(&self, size: usize) -> Result<Self, Error> {
-        let reservation = Arc::new(self.resource().reserve(size)?);
+    /// Everything mapped again elsewhere, with `extra` bytes more.
+    fn moved(&self, size: usize, extra: usize, added: &Memory) -> Result<Self, Error> {
+        let end = self.range().end();
+        let granularity = self.resource().granularity().max(added.granularity);
+        let total = granularity.exact(end)?.checked_add(granularity.exact(extra)?)?.bytes();
+        let reservation = Arc::new(self.resource().reserve_anywhere(granularity, total)?);
         let mut range = Range::default();
         for mapping in self.range().mappings() {
             let (allocation, access) = (Arc::clone(mapping.allocation()), Arc::clone(mapping.access()));
             let mapping = Mapping::map(&reservation, range.end(), allocation, access)?;
             range = range.with(mapping);
         }
-        let room = reservation.take(range.end(), size - range.end())?;
-        let range = range.with(self.resource().create_in(room)?);
-        Ok(self.grown(range, size, Outcome::Moved))
+        for room in added.rooms(&reservation, end, extra)? {
+            range = range.with(added.create_in(room)?);
+        }
+        Ok(self.resized(range, size, Outcome::Moved))
     }
 }

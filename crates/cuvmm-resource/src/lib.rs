@@ -5,19 +5,29 @@ mod buffer;
 mod capture;
 mod error;
 mod grow;
+mod growth;
+mod kind;
+mod memory;
+mod numa;
 mod options;
 mod range;
 mod release;
 mod resource;
+mod shortage;
 mod stream;
 mod sync;
 mod transfer;
+mod truncate;
 
 pub use buffer::{Chunk, Outcome, VirtualMemoryBuffer};
-pub use error::{CloseError, Error, GrowError};
-pub use options::{HandleKind, Options};
+pub use error::{CloseError, Error, ResizeError};
+pub use grow::GrowOptions;
+pub use growth::GrowthPolicy;
+pub use kind::{Access, GranularityKind, HandleKind, Location, Request};
+pub use options::Options;
 pub use release::Release;
 pub use resource::VirtualMemoryResource;
+pub use shortage::OutOfMemory;
 pub use stream::{StreamOwner, StreamRef};
 
 /// Values of this crate may be used and dropped on any thread: nothing depends on the caller's current context.

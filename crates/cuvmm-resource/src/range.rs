@@ -53,6 +53,15 @@ impl Range {
         self.tail.as_ref().map_or(0, |tail| tail.end)
     }
 
+    /// The first mapping.
+    pub(crate) fn first(&self) -> Option<&Mapping> {
+        let mut node = self.tail.as_ref()?;
+        while let Some(parent) = &node.parent {
+            node = parent;
+        }
+        Some(&node.mapping)
+    }
+
     /// The last mapping.
     pub(crate) fn last(&self) -> Option<&Mapping> {
         self.tail.as_ref().map(|tail| &tail.mapping)
@@ -69,6 +78,17 @@ impl Range {
         }
         mappings.reverse();
         mappings
+    }
+
+    /// Those of its mappings, from the first, that begin before `bytes` bytes from its base.
+    pub(crate) fn prefix(&self, bytes: usize) -> Self {
+        let mut tail = &self.tail;
+        while let Some(node) = tail
+            && node.end - node.mapping.size() >= bytes
+        {
+            tail = &node.parent;
+        }
+        Self { tail: tail.clone() }
     }
 
     /// Lets go of it: each mapping that nobody else shares is closed, the last first. Goes on past failures and

@@ -36,7 +36,8 @@ use crate::stream::{PrimaryContext, StreamRef, may_call};
 #[non_exhaustive]
 pub enum Release {
     /// The legacy default stream of the device's primary context, and so every blocking stream of it; non-blocking
-    /// streams are not covered. Where that context is not active there is nothing to wait for.
+    /// streams are not covered. Where that context is not active there is nothing to wait for. Nor is there for memory
+    /// of the host: give its buffers the stream that they are used on.
     #[default]
     DefaultStream,
     /// This stream. A default-stream token counts as [`DefaultStream`](Self::DefaultStream).
@@ -145,8 +146,15 @@ impl Order {
     /// are used up.
     ///
     /// Whether anything is in the way is found out first, for all of them, so that a refusal waits for nothing.
-    pub(crate) fn settle(&mut self, device: &Device, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
-        let driver = device.driver();
+    ///
+    /// `by_default` is the device whose default stream is meant where none is named; none where that is no stream's
+    /// matter.
+    pub(crate) fn settle(
+        &mut self,
+        driver: &Driver,
+        by_default: Option<&Device>,
+        instead: Option<&StreamRef>,
+    ) -> Result<(), Unsettled> {
         let mut first = Ok(());
         match in_host_callback(driver) {
             Ok(true) => return Err(Unsettled::Refused(Error::HostCallback)),
@@ -157,8 +165,11 @@ impl Order {
             (Some(stream), _) | (None, Release::Stream(stream)) => Some(stream).filter(|stream| !stream.is_default()),
             (None, Release::DefaultStream | Release::Caller) => None,
         };
-        let by_default = named.is_none() && (instead.is_some() || !matches!(self.release, Release::Caller));
-        let primary = if by_default { active_primary_context(device, &mut first)? } else { None };
+        let is_default = named.is_none() && (instead.is_some() || !matches!(self.release, Release::Caller));
+        let primary = match by_default {
+            Some(device) if is_default => active_primary_context(device, &mut first)?,
+            _ => None,
+        };
 
         let whole = named.map(StreamRef::target).or_else(|| primary.as_ref().map(PrimaryContext::legacy_stream));
         let mut waits: Vec<(Target<'_>, Option<CUevent>)> = whole.map(|target| (target, None)).into_iter().collect();

@@ -1,12 +1,14 @@
 //! [`VirtualMemoryResource`]: makes buffers of one kind of memory.
 
-use cuvmm_driver::sys::{CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp};
-use cuvmm_driver::{CUresult, Device, Probe};
-use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, Reservation, Room};
+use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_driver::{CUresult, Device};
+use cuvmm_handles::{Allocation, GranularSize, Granularity, Reservation};
 
 use crate::buffer::VirtualMemoryBuffer;
 use crate::error::Error;
-use crate::options::{HandleKind, Options};
+use crate::kind::{HandleKind, Location};
+use crate::memory::Memory;
+use crate::options::Options;
 use crate::range::Range;
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, PoisonError};
@@ -42,52 +44,41 @@ const ADDRESS_UNIT: Granularity = match Granularity::new(32 << 20) {
 };
 
 struct Inner {
-    device: Device,
     options: Options,
-    properties: CUmemAllocationProp,
-    granularity: Granularity,
-    access: Arc<[CUmemAccessDesc]>,
+    memory: Memory,
     /// What copies and fills run on where no stream is given; made when first needed.
     stream: Mutex<Option<StreamRef>>,
 }
 
 impl VirtualMemoryResource {
-    /// Makes a resource of `device`'s memory. All queries of the driver happen here. Whether memory can be exported is
-    /// tried out, once a device, where the options ask for it.
+    /// Makes a resource of `device`'s memory, or of the host's, which that device reaches. All queries of the driver
+    /// happen here. What attributes alone do not tell for sure is tried out where the options ask for it: handle kinds
+    /// (once a device), memory of the host, RDMA and compression.
     ///
     /// # Errors
-    /// [`Error::Alignment`], [`Error::Unsupported`], [`Error::Driver`] for a release stream of another driver;
-    /// what the driver answers.
+    /// Before any call: [`Error::Alignment`], [`Error::AddressHint`], [`Error::HandleKindOfHost`],
+    /// [`Error::GrowthPolicy`], [`Error::Driver`] for a release stream or a peer of another driver. What can't be had:
+    /// [`Error::Unsupported`], [`Error::HandleKindRefused`], [`Error::PeerUnreachable`], [`Error::NumaNode`],
+    /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`]; what the driver answers.
     pub fn new(device: &Device, options: Options) -> Result<Self, Error> {
-        let alignment = options.align();
-        if alignment != 0 && !alignment.is_power_of_two() {
-            return Err(Error::Alignment { alignment });
-        }
-        options.released_after().require_driver(device.driver())?;
-        require(device, CUdevice_attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management")?;
-        if options.kind() == HandleKind::PosixFd {
-            let attribute = CUdevice_attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
-            require(device, attribute, "memory exported as POSIX file descriptors")?;
-            require_probe(device, options.kind())?;
-        }
-        let properties = CUmemAllocationProp::pinned(device.location(), options.kind().as_driver());
-        let granularity = Granularity::minimum(device.driver(), &properties)?;
-        let own = CUmemAccessDesc { location: device.location(), flags: CUmemAccess_flags::READWRITE };
-        Ok(Self {
-            inner: Arc::new(Inner {
-                device: device.clone(),
-                options,
-                properties,
-                granularity,
-                access: Arc::from([own]),
-                stream: Mutex::default(),
-            }),
-        })
+        options.check(device)?;
+        let memory = Memory::find(device, &options)?;
+        Ok(Self { inner: Arc::new(Inner { options, memory, stream: Mutex::default() }) })
     }
 
     /// The device that it was made for.
     pub fn device(&self) -> &Device {
-        &self.inner.device
+        &self.memory().device
+    }
+
+    /// The ordinal of the device that its memory is on; none for memory of the host.
+    pub fn device_id(&self) -> Option<i32> {
+        (!self.location().is_host()).then(|| self.device().ordinal())
+    }
+
+    /// Where its memory lies. [`Location::HostNumaCurrent`] reads as the node that it was when this was made.
+    pub fn location(&self) -> Location {
+        self.memory().location
     }
 
     /// The options that it was made with.
@@ -97,21 +88,55 @@ impl VirtualMemoryResource {
 
     /// What the sizes of its chunks are multiples of.
     pub fn granularity(&self) -> Granularity {
-        self.inner.granularity
+        self.memory().granularity
+    }
+
+    /// Whether a GPU may touch its buffers.
+    pub fn is_device_accessible(&self) -> bool {
+        self.memory().is_device_accessible()
+    }
+
+    /// Whether the host may touch its buffers, at their own address.
+    pub fn is_host_accessible(&self) -> bool {
+        self.location().is_host()
     }
 
     /// Whether its buffers can be shared with other processes.
     pub fn is_ipc_enabled(&self) -> bool {
-        self.options().kind() != HandleKind::None
+        self.handle_kind() != HandleKind::None
+    }
+
+    /// Whether its memory moves between host and devices by itself: never.
+    pub fn is_managed(&self) -> bool {
+        false
+    }
+
+    /// How its memory can be shared: the kind that was asked for, or the one to fall back on.
+    pub fn handle_kind(&self) -> HandleKind {
+        self.memory().handle_kind
+    }
+
+    /// Why that is not the kind that was asked for first; none where it is.
+    pub fn handle_refused(&self) -> Option<&Error> {
+        self.memory().handle_refused.as_ref()
+    }
+
+    /// Whether network cards reach its memory.
+    pub fn has_rdma(&self) -> bool {
+        self.memory().properties.alloc_flags.gpu_direct_rdma_capable != 0
+    }
+
+    /// Whether its memory is compressible.
+    pub fn has_compression(&self) -> bool {
+        self.memory().properties.alloc_flags.compression_type != 0
     }
 
     /// Makes a buffer of `size` bytes, rounded up to the granularity. What they hold is undefined. 0 bytes make an
     /// empty buffer, and no driver call.
     ///
     /// # Errors
-    /// [`Error::Handles`] for a size that overflows; what the driver answers: 2 from `cuMemCreate` where the device
-    /// has not so much memory, from `cuMemAddressReserve` where there is not so much address space. Nothing is left
-    /// behind.
+    /// [`Error::Handles`] for a size that overflows; [`Error::AddressSpaceExhausted`], [`Error::OutOfMemory`],
+    /// [`Error::AccessRefused`]; what else the driver answers. Nothing is left behind.
     #[doc(alias = "cuMemCreate")]
     pub fn allocate(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
         let size = self.granularity().round_up(size)?;
@@ -151,6 +176,42 @@ impl VirtualMemoryResource {
         }
     }
 
+    /// As [`allocate`](Self::allocate), with every byte zero. It is done when this returns.
+    ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+    /// let mut bytes = [1; 8];
+    /// resource.allocate_zeroed(2 << 20)?.copy_to_host(0, &mut bytes)?;
+    /// assert_eq!(bytes, [0; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); [`Error::NotWritable`] before any call where the resource's device may not
+    /// write the memory; as [`fill`](VirtualMemoryBuffer::fill).
+    pub fn allocate_zeroed(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
+        self.memory().require_writable()?;
+        let buffer = self.allocate(size)?;
+        buffer.zeroed_from(0)
+    }
+
+    /// As [`allocate_zeroed`](Self::allocate_zeroed) and [`allocate_with_capacity`](Self::allocate_with_capacity) in
+    /// one.
+    ///
+    /// # Errors
+    /// As those.
+    pub fn allocate_zeroed_with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
+        self.memory().require_writable()?;
+        let buffer = self.allocate_with_capacity(size, capacity)?;
+        buffer.zeroed_from(0)
+    }
+
     /// Makes a buffer of `size` bytes of memory that comes from elsewhere: `next` gives the allocation of each chunk
     /// in turn, whose size is in `chunks`. They are mapped one behind the other, with this resource's access, in a
     /// range that is their sum.
@@ -175,7 +236,7 @@ impl VirtualMemoryResource {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Handles`] for a chunk that is no multiple of the granularity, [`Error::Chunks`] for one of no bytes
+    /// [`Error::Handles`] for a chunk that is no multiple of the least granularity, [`Error::Chunks`] for one of no bytes
     /// and for a size that they do not cover, all before any call; what `next` and the driver answer. Nothing is left
     /// behind.
     pub fn map_chunks<E: From<Error>>(
@@ -188,19 +249,20 @@ impl VirtualMemoryResource {
         if sizes.is_empty() {
             return Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, None));
         }
-        let reservation = Arc::new(self.reserve_in(Reservation::GRANULARITY, sum)?);
+        let least = self.memory().least.max(Reservation::GRANULARITY);
+        let reservation = Arc::new(self.reserve_in(least, least, sum)?);
         let mut range = Range::default();
         for (index, chunk) in sizes.into_iter().enumerate() {
             let room = reservation.take(range.end(), chunk.bytes()).map_err(Error::from)?;
             let allocation = Arc::new(next(index, chunk)?);
-            range = range.with(self.map(room, allocation)?);
+            range = range.with(self.memory().map(room, allocation)?);
         }
         Ok(VirtualMemoryBuffer::new(self, range, size, None))
     }
 
     /// Each chunk's size, checked, and their sum.
     fn check_chunks(&self, chunks: &[usize], size: usize) -> Result<(Vec<GranularSize>, usize), Error> {
-        let granularity = self.granularity();
+        let granularity = self.memory().least;
         let mut sum = granularity.exact(0)?;
         let mut sizes = Vec::with_capacity(chunks.len());
         for bytes in chunks {
@@ -218,30 +280,50 @@ impl VirtualMemoryResource {
         Ok((sizes, sum))
     }
 
-    /// Reserves at least `bytes` of addresses, at the resource's alignment.
-    pub(crate) fn reserve(&self, bytes: usize) -> Result<Reservation, Error> {
-        self.reserve_in(ADDRESS_UNIT, bytes)
+    /// What addresses are reserved in multiples of, and at multiples of.
+    fn address_unit(&self) -> Granularity {
+        self.granularity().max(ADDRESS_UNIT)
     }
 
-    /// Reserves `bytes` of addresses, rounded up to `unit`, at the resource's alignment.
-    fn reserve_in(&self, unit: Granularity, bytes: usize) -> Result<Reservation, Error> {
-        let size = self.granularity().max(unit).round_up(bytes)?;
-        // 0 already stands for the granularity of reservations.
-        let coarse = Some(self.granularity().bytes()).filter(|bytes| *bytes > Reservation::GRANULARITY.bytes());
-        let alignment = self.options().align().max(coarse.unwrap_or(0));
-        Ok(Reservation::reserve(self.device().driver(), size, alignment)?)
+    /// Reserves at least `bytes` of addresses at the resource's alignment, where its hint says if that can be had.
+    fn reserve(&self, bytes: usize) -> Result<Reservation, Error> {
+        self.reserve_in(self.address_unit(), self.granularity(), bytes)
+    }
+
+    /// As [`reserve`](Self::reserve), for chunks whose addresses are multiples of `granularity`.
+    pub(crate) fn reserve_anywhere(&self, granularity: Granularity, bytes: usize) -> Result<Reservation, Error> {
+        let size = self.address_unit().max(granularity).round_up(bytes)?;
+        Ok(Reservation::reserve(self.device().driver(), size, self.address_alignment(granularity))?)
+    }
+
+    fn reserve_in(&self, unit: Granularity, granularity: Granularity, bytes: usize) -> Result<Reservation, Error> {
+        let (size, alignment) = (unit.round_up(bytes)?, self.address_alignment(granularity));
+        let (driver, hint) = (self.device().driver(), self.options().address_hint);
+        // Some drivers refuse a hint that they can't grant.
+        if hint.0 != 0
+            && let Ok(reservation) = Reservation::hinted(driver, size, alignment, hint)
+        {
+            return Ok(reservation);
+        }
+        Ok(Reservation::reserve(driver, size, alignment)?)
+    }
+
+    /// What is asked for as the alignment, where 0 already stands for the granularity of reservations.
+    fn address_alignment(&self, granularity: Granularity) -> usize {
+        let coarse = Some(granularity.bytes()).filter(|bytes| *bytes > Reservation::GRANULARITY.bytes());
+        self.options().alignment.max(coarse.unwrap_or(0))
     }
 
     /// Reserves exactly the addresses from `address` on, at least `bytes` of them.
     pub(crate) fn reserve_at(&self, address: CUdeviceptr, bytes: usize) -> Result<Reservation, Error> {
-        let size = self.granularity().max(ADDRESS_UNIT).round_up(bytes)?;
+        let size = self.address_unit().round_up(bytes)?;
         Ok(Reservation::at(self.device().driver(), size, address)?)
     }
 
     /// Reserves `wanted` bytes of addresses; where so many can't be had, half of what goes beyond `needed`, and so
     /// on. None where none are needed and none can be had.
     fn reserve_with_headroom(&self, needed: usize, wanted: usize) -> Result<Option<Reservation>, Error> {
-        let unit = self.granularity().max(ADDRESS_UNIT).bytes();
+        let unit = self.address_unit().bytes();
         // The most that can be rounded up: there are no more addresses than that.
         let mut headroom = wanted.min(usize::MAX - (unit - 1)).saturating_sub(needed);
         loop {
@@ -257,22 +339,17 @@ impl VirtualMemoryResource {
         }
     }
 
-    /// A buffer of one chunk at the head of a reservation.
+    /// A buffer at the head of a reservation.
     fn buffer_in(&self, reservation: &Arc<Reservation>, size: GranularSize) -> Result<VirtualMemoryBuffer, Error> {
-        let mapping = self.create_in(reservation.take(0, size.bytes())?)?;
-        Ok(VirtualMemoryBuffer::new(self, Range::default().with(mapping), size.bytes(), None))
+        let mut range = Range::default();
+        for room in self.memory().rooms(reservation, 0, size.bytes())? {
+            range = range.with(self.memory().create_in(room)?);
+        }
+        Ok(VirtualMemoryBuffer::new(self, range, size.bytes(), None))
     }
 
-    /// Makes memory of the room's size and maps it there.
-    pub(crate) fn create_in(&self, room: Room) -> Result<Mapping, Error> {
-        let Inner { device, properties, granularity, .. } = &*self.inner;
-        let size = granularity.exact(room.size())?;
-        let allocation = Allocation::create(device.driver(), size, properties)?;
-        self.map(room, Arc::new(allocation))
-    }
-
-    fn map(&self, room: Room, allocation: Arc<Allocation>) -> Result<Mapping, Error> {
-        Ok(Mapping::map_in(room, allocation, Arc::clone(&self.inner.access))?)
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.inner.memory
     }
 
     /// The resource's own stream, which waits for no other.
@@ -286,23 +363,6 @@ impl VirtualMemoryResource {
         let made = StreamRef::create(self.device())?;
         let kept = lock().get_or_insert_with(|| made.clone()).clone();
         Ok(kept)
-    }
-}
-
-/// Refuses a handle kind that can't be had, whatever the attributes say. What is short now, memory or open files, may
-/// not be when it is needed.
-fn require_probe(device: &Device, kind: HandleKind) -> Result<(), Error> {
-    match device.probe(kind.as_driver()) {
-        Probe::Refused { error, .. } if !error.is_shortage() => Err(error.into()),
-        Probe::Refused { .. } | Probe::Available => Ok(()),
-    }
-}
-
-/// Refuses a device that lacks an attribute.
-fn require(device: &Device, attribute: CUdevice_attribute, what: &'static str) -> Result<(), Error> {
-    match device.attribute(attribute)? {
-        Some(1) => Ok(()),
-        _ => Err(Error::Unsupported { what, ordinal: device.ordinal() }),
     }
 }
 

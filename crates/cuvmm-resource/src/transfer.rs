@@ -70,6 +70,23 @@ impl VirtualMemoryBuffer {
         self.transfer_fill(Some(stream), offset, bytes, value)
     }
 
+    /// Sets the memory that lies `offset` bytes and more from the address to zero, also what is behind the size. Where
+    /// that fails the buffer is gone, as if it had not been made.
+    pub(crate) fn zeroed_from(self, offset: usize) -> Result<Self, Error> {
+        let end = self.range().end();
+        let zeroed = self.transfer_within(end, None, offset, end - offset, |driver, address, stream| {
+            // SAFETY: the range was checked.
+            unsafe { driver.memset_d8_async(address, 0, end - offset, stream) }
+        });
+        match zeroed {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.discard();
+                Err(error)
+            }
+        }
+    }
+
     fn transfer_from(&self, stream: Option<&StreamRef>, offset: usize, source: &[u8]) -> Result<(), Error> {
         self.transfer(stream, offset, source.len(), |driver, address, stream| {
             // SAFETY: the range was checked, and `source` is borrowed until the stream was waited for.
@@ -92,7 +109,7 @@ impl VirtualMemoryBuffer {
         })
     }
 
-    /// Queues work on `bytes` bytes from `offset` on, and waits for it.
+    /// Queues work on `bytes` bytes from `offset` on, within the size, and waits for it.
     fn transfer(
         &self,
         stream: Option<&StreamRef>,
@@ -100,8 +117,20 @@ impl VirtualMemoryBuffer {
         bytes: usize,
         queue: impl FnOnce(&Driver, CUdeviceptr, CUstream) -> Result<(), cuvmm_driver::Error>,
     ) -> Result<(), Error> {
-        let out_of_bounds = Error::OutOfBounds { offset, bytes, size: self.size() };
-        if offset.checked_add(bytes).is_none_or(|end| end > self.size()) {
+        self.transfer_within(self.size(), stream, offset, bytes, queue)
+    }
+
+    /// As [`transfer`](Self::transfer), within the first `size` bytes, which are mapped.
+    fn transfer_within(
+        &self,
+        size: usize,
+        stream: Option<&StreamRef>,
+        offset: usize,
+        bytes: usize,
+        queue: impl FnOnce(&Driver, CUdeviceptr, CUstream) -> Result<(), cuvmm_driver::Error>,
+    ) -> Result<(), Error> {
+        let out_of_bounds = Error::OutOfBounds { offset, bytes, size };
+        if offset.checked_add(bytes).is_none_or(|end| end > size) {
             return Err(out_of_bounds);
         }
         if let Some(stream) = stream {

@@ -53,8 +53,8 @@ fn options_that_can_not_be_are_refused_before_any_call() {
 fn a_resource_says_what_it_was_made_with() {
     let bench = Bench::small();
     let resource = bench.resource(Options::new().handle_kind(HandleKind::PosixFd).alignment(16 * MIB));
-    assert_eq!((resource.options().kind(), resource.options().align()), (HandleKind::PosixFd, 16 * MIB));
-    assert!(matches!(resource.options().released_after(), Release::DefaultStream));
+    assert_eq!((resource.handle_kind(), resource.options().alignment), (HandleKind::PosixFd, 16 * MIB));
+    assert!(matches!(resource.options().release, Release::DefaultStream));
     assert!(resource.is_ipc_enabled() && !bench.plain().is_ipc_enabled());
     assert_eq!((resource.device(), resource.granularity().bytes()), (&bench.device(), G));
     assert_eq!(resource.clone(), resource);

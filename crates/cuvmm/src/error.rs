@@ -1,7 +1,7 @@
 //! One error for all layers.
 
 use cuvmm_driver::{CUresult, Call, LoadError};
-use cuvmm_resource::{CloseError, GrowError};
+use cuvmm_resource::{CloseError, ResizeError};
 
 /// What any layer failed with. Each layer's own error is inside, unchanged.
 ///
@@ -40,7 +40,7 @@ pub enum Error {
     Close(#[from] CloseError),
     /// A buffer was not grown into a larger one. It is inside.
     #[error(transparent)]
-    Grow(#[from] GrowError),
+    Grow(#[from] ResizeError),
     /// Sharing a buffer failed.
     #[error(transparent)]
     Ipc(#[from] cuvmm_ipc::Error),

@@ -6,8 +6,8 @@ mod error;
 pub use cuvmm_driver::{CUresult, Call, CudaVersion, Device, Driver, LoadError};
 pub use cuvmm_ipc::{BufferDescriptor, Limits};
 pub use cuvmm_resource::{
-    Chunk, CloseError, GrowError, HandleKind, Options, Outcome, Release, StreamOwner, StreamRef, VirtualMemoryBuffer,
-    VirtualMemoryResource,
+    Access, Chunk, CloseError, GranularityKind, GrowOptions, GrowthPolicy, HandleKind, Location, Options, OutOfMemory,
+    Outcome, Release, Request, ResizeError, StreamOwner, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource,
 };
 pub use error::Error;
 

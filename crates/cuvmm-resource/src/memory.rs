@@ -1,0 +1,366 @@
+//! [`Memory`]: a kind of memory that was found to be there, and the one place that makes chunks of it.
+
+use std::path::Path;
+
+use cuvmm_driver::sys::{CUdevice_attribute, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
+use cuvmm_driver::{CUresult, Device, MemoryInfo, Probe};
+use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, Reservation, Room};
+
+use crate::capture::Session;
+use crate::error::Error;
+use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
+use crate::numa;
+use crate::options::Options;
+use crate::shortage::{OutOfMemory, Relief};
+use crate::stream::PrimaryContext;
+use crate::sync::Arc;
+
+/// `CU_MEM_ALLOCATION_COMP_GENERIC`.
+const GENERIC_COMPRESSION: u8 = 1;
+
+/// Memory of one kind: what a driver was found to give for some options.
+pub(crate) struct Memory {
+    pub(crate) device: Device,
+    /// Where it lies, with the current node by its number.
+    pub(crate) location: Location,
+    /// How it can be shared.
+    pub(crate) handle_kind: HandleKind,
+    /// Why that is not the kind that was asked for first.
+    pub(crate) handle_refused: Option<Error>,
+    pub(crate) properties: CUmemAllocationProp,
+    /// What its chunks are multiples of.
+    pub(crate) granularity: Granularity,
+    /// What chunks that come from elsewhere are multiples of.
+    pub(crate) least: Granularity,
+    /// Whom each chunk is granted to.
+    pub(crate) access: Arc<[CUmemAccessDesc]>,
+    /// The most bytes of one chunk.
+    max_chunk: usize,
+    relief: Relief,
+}
+
+impl Memory {
+    /// Finds out whether the driver gives such memory. What can be told without it was checked before.
+    pub(crate) fn find(device: &Device, options: &Options) -> Result<Self, Error> {
+        require(device, CUdevice_attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management")?;
+        let location = find_location(device, options)?;
+        let (handle_kind, handle_refused) = find_handle_kind(device, options)?;
+        let access = find_access(device, options, location)?;
+        let mut properties = CUmemAllocationProp::pinned(place(device, location), handle_kind.as_driver());
+        find_features(device, options, &access, &mut properties)?;
+        if location.is_host() {
+            // No attribute tells whether there is such a node, and whether these devices reach it.
+            match attempt(device, &properties, &access) {
+                Err(error) if !is_shortage(&error) => return Err(node_refused(location, error)),
+                _ => {}
+            }
+        }
+        let granularity = find_granularity(device, options.granularity, &properties, &access)?;
+        let least = find_granularity(device, GranularityKind::Minimum, &properties, &access)?;
+        let max_chunk = match options.max_chunk {
+            Some(bound) if bound < granularity.bytes() => {
+                return Err(Error::MaxChunk { bound, granularity: granularity.bytes() });
+            }
+            Some(bound) => bound - bound % granularity.bytes(),
+            None => usize::MAX,
+        };
+        Ok(Self {
+            device: device.clone(),
+            location,
+            handle_kind,
+            handle_refused,
+            properties,
+            granularity,
+            least,
+            access,
+            max_chunk,
+            relief: options.relief.clone(),
+        })
+    }
+
+    /// Whether a GPU may touch it.
+    pub(crate) fn is_device_accessible(&self) -> bool {
+        self.access.iter().any(|desc| desc.location.location_type == CUmemLocation::device(0).location_type)
+    }
+
+    /// Refuses to write what nobody here may: memory of the device that this may not write.
+    pub(crate) fn require_writable(&self) -> Result<(), Error> {
+        let granted = CUmemAccessDesc { location: self.device.location(), flags: Access::ReadWrite.as_driver() };
+        if self.location.is_host() || self.access.contains(&granted) { Ok(()) } else { Err(Error::NotWritable) }
+    }
+
+    /// Refuses to put chunks of other memory beside those of this.
+    pub(crate) fn require_alike(&self, other: &Self) -> Result<(), Error> {
+        let differ = [
+            (self.device != other.device, "device"),
+            (self.location != other.location, "location"),
+            (self.handle_kind != other.handle_kind, "handle kind"),
+        ];
+        match differ.into_iter().find(|(differs, _)| *differs) {
+            Some((_, what)) => Err(Error::ChunkMismatch { what }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes `bytes` of a reservation from `offset` on, in rooms for one chunk each. The first decides who of several
+    /// takers has them all.
+    pub(crate) fn rooms(
+        &self,
+        reservation: &Arc<Reservation>,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Vec<Room>, cuvmm_handles::Error> {
+        let mut rooms = Vec::with_capacity(1);
+        let mut taken = 0;
+        while taken < bytes {
+            let chunk = (bytes - taken).min(self.max_chunk);
+            rooms.push(reservation.take(offset + taken, chunk)?);
+            taken += chunk;
+        }
+        Ok(rooms)
+    }
+
+    /// Makes memory of the room's size and maps it there.
+    pub(crate) fn create_in(&self, room: Room) -> Result<Mapping, Error> {
+        let size = self.granularity.exact(room.size())?;
+        self.map(room, Arc::new(self.create(size)?))
+    }
+
+    /// Maps memory in the room, with the access of this kind.
+    pub(crate) fn map(&self, room: Room, allocation: Arc<Allocation>) -> Result<Mapping, Error> {
+        Ok(Mapping::map_in(room, allocation, Arc::clone(&self.access))?)
+    }
+
+    /// Makes memory. Where there is not so much, the hook is called once, and once more is tried; then as often as the
+    /// options say. No lock is held.
+    fn create(&self, size: GranularSize) -> Result<Allocation, Error> {
+        let mut asked = false;
+        let mut retries = 0;
+        loop {
+            let error = match Allocation::create(self.device.driver(), size, &self.properties) {
+                Ok(allocation) => return Ok(allocation),
+                Err(error) => error,
+            };
+            let shortage = match error {
+                cuvmm_handles::Error::Create { bytes, error } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
+                    let granularity = size.granularity().bytes();
+                    OutOfMemory { requested: bytes, granularity, memory: self.memory_info(), error }
+                }
+                cuvmm_handles::Error::Create { error, .. } if error.code() == Some(CUresult::NOT_PERMITTED) => {
+                    return Err(Error::HandleKindRefused { kind: self.handle_kind, error });
+                }
+                error => return Err(error.into()),
+            };
+            if !std::mem::replace(&mut asked, true) && self.relief.ask(&shortage) {
+                continue;
+            }
+            if !self.relief.wait(retries) {
+                return Err(Error::OutOfMemory(shortage));
+            }
+            retries += 1;
+        }
+    }
+
+    /// How much memory the device has, where its primary context is active: a driver tells nobody else.
+    fn memory_info(&self) -> Option<MemoryInfo> {
+        if self.location.is_host() || !self.device.primary_ctx_is_active().ok()? {
+            return None;
+        }
+        let primary = PrimaryContext::retain(&self.device).ok()?;
+        let session = Session::require(primary.legacy_stream()).ok()?;
+        let memory = self.device.driver().mem_get_info().ok();
+        drop(session);
+        memory
+    }
+}
+
+/// The driver's own name of a location.
+fn place(device: &Device, location: Location) -> CUmemLocation {
+    match location {
+        Location::Device => device.location(),
+        Location::HostNuma(node) => CUmemLocation::host_numa(node),
+        Location::Host | Location::HostNumaCurrent => CUmemLocation::host(),
+    }
+}
+
+/// Where the memory is to lie: with a node that is there, and never the current one unnamed, which no driver takes.
+fn find_location(device: &Device, options: &Options) -> Result<Location, Error> {
+    let attribute = match options.location {
+        Location::Device => return Ok(Location::Device),
+        Location::Host => {
+            let attribute = CUdevice_attribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+            require(device, attribute, "virtual memory of the host")?;
+            return Ok(Location::Host);
+        }
+        Location::HostNuma(_) | Location::HostNumaCurrent => {
+            CUdevice_attribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        }
+    };
+    // Drivers gave such memory before they had the attribute.
+    if device.attribute(attribute)? == Some(0) {
+        return Err(unsupported(device, "virtual memory of the host's NUMA nodes"));
+    }
+    let system = Path::new(numa::SYSTEM);
+    let node = match options.location {
+        Location::HostNuma(node) => node,
+        _ => numa::current(system)?,
+    };
+    numa::check(system, node)?;
+    Ok(Location::HostNuma(node))
+}
+
+/// What a driver that refuses host memory means.
+fn node_refused(location: Location, error: Error) -> Error {
+    match (location, error) {
+        (Location::HostNuma(node), Error::Handles(cuvmm_handles::Error::Create { error, .. })) => {
+            Error::NumaNodeRefused { node, error }
+        }
+        (_, error) => error,
+    }
+}
+
+/// The handle kind that can be had, and why it is not the first choice.
+fn find_handle_kind(device: &Device, options: &Options) -> Result<(HandleKind, Option<Error>), Error> {
+    match (require_handle_kind(device, options.handle_kind), options.handle_fallback) {
+        (Ok(()), _) => Ok((options.handle_kind, None)),
+        (Err(error), None) => Err(error),
+        (Err(error), Some(fallback)) => {
+            require_handle_kind(device, fallback)?;
+            Ok((fallback, Some(error)))
+        }
+    }
+}
+
+/// Refuses a handle kind that can't be had: by attribute first, then by trying it out, once a device. What is short
+/// now, memory or open files, may not be when it is needed.
+fn require_handle_kind(device: &Device, kind: HandleKind) -> Result<(), Error> {
+    if kind == HandleKind::None {
+        return Ok(());
+    }
+    if kind != HandleKind::Fabric {
+        let attribute = CUdevice_attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        require(device, attribute, "memory exported as POSIX file descriptors")?;
+    }
+    if kind != HandleKind::PosixFd {
+        let attribute = CUdevice_attribute::HANDLE_TYPE_FABRIC_SUPPORTED;
+        require(device, attribute, "memory exported as fabric handles")?;
+    }
+    match device.probe(kind.as_driver()) {
+        Probe::Refused { error, .. } if !error.is_shortage() => Err(Error::HandleKindRefused { kind, error }),
+        Probe::Refused { .. } | Probe::Available => Ok(()),
+    }
+}
+
+/// Whom chunks are granted to: the own device, its peers, and for memory of the host the host.
+fn find_access(device: &Device, options: &Options, location: Location) -> Result<Arc<[CUmemAccessDesc]>, Error> {
+    let mut access = vec![(device.location(), options.own_access)];
+    for (peer, granted) in options.peers.iter().filter(|(peer, _)| peer != device) {
+        if !location.is_host() && *granted != Access::None && !peer.can_access_peer(device)? {
+            return Err(Error::PeerUnreachable { from: peer.ordinal(), to: device.ordinal() });
+        }
+        access.push((peer.location(), *granted));
+    }
+    if location.is_host() {
+        access.push((place(device, location), Access::ReadWrite));
+    }
+    let granted = access.into_iter().filter(|(_, access)| *access != Access::None);
+    Ok(granted.map(|(location, access)| CUmemAccessDesc { location, flags: access.as_driver() }).collect())
+}
+
+/// Sets the flags that are wanted and can be had. Attributes promise what drivers then refuse (WSL), or drop without a
+/// word, so each is tried out.
+fn find_features(
+    device: &Device,
+    options: &Options,
+    access: &Arc<[CUmemAccessDesc]>,
+    properties: &mut CUmemAllocationProp,
+) -> Result<(), Error> {
+    type Set = fn(&mut CUmemAllocationProp);
+    let features: [(Request, CUdevice_attribute, &str, Set); 2] = [
+        (
+            options.rdma,
+            CUdevice_attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+            "GPUDirect RDMA of virtual memory",
+            |properties| properties.alloc_flags.gpu_direct_rdma_capable = 1,
+        ),
+        (options.compression, CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED, "compressible memory", |properties| {
+            properties.alloc_flags.compression_type = GENERIC_COMPRESSION
+        }),
+    ];
+    for (request, attribute, what, set) in features {
+        if request == Request::Off {
+            continue;
+        }
+        let mut wanted = *properties;
+        set(&mut wanted);
+        let found = match device.attribute(attribute)? {
+            Some(1) if !options.location.is_host() => match attempt(device, &wanted, access) {
+                Ok(obtained) if obtained.alloc_flags == wanted.alloc_flags => Ok(()),
+                // Dropped without a word.
+                Ok(_) => Err(unsupported(device, what)),
+                Err(error) => Err(error),
+            },
+            _ => Err(unsupported(device, what)),
+        };
+        match (found, request) {
+            (Ok(()), _) => *properties = wanted,
+            (Err(error), Request::Required) => return Err(error),
+            (Err(error), _) => tracing::debug!(%error, "made without {what}"),
+        }
+    }
+    Ok(())
+}
+
+/// Makes one granule of memory, maps it, grants access, and gives everything back. Tells what the driver says that it
+/// made.
+fn attempt(
+    device: &Device,
+    properties: &CUmemAllocationProp,
+    access: &Arc<[CUmemAccessDesc]>,
+) -> Result<CUmemAllocationProp, Error> {
+    let driver = device.driver();
+    let size = find_granularity(device, GranularityKind::Minimum, properties, access)?.round_up(1)?;
+    let allocation = Allocation::create(driver, size, properties)?;
+    let obtained = allocation.properties()?;
+    let addresses = size.granularity().max(Reservation::GRANULARITY).round_up(1)?;
+    let alignment = if addresses.bytes() > Reservation::GRANULARITY.bytes() { addresses.bytes() } else { 0 };
+    let reservation = Arc::new(Reservation::reserve(driver, addresses, alignment)?);
+    Mapping::map(&reservation, 0, Arc::new(allocation), Arc::clone(access))?.close()?;
+    drop(reservation);
+    Ok(obtained)
+}
+
+/// A granularity of such memory: the coarsest of where it lies and of the devices that map it.
+fn find_granularity(
+    device: &Device,
+    kind: GranularityKind,
+    properties: &CUmemAllocationProp,
+    access: &[CUmemAccessDesc],
+) -> Result<Granularity, Error> {
+    let ask = |properties: &CUmemAllocationProp| match kind {
+        GranularityKind::Minimum => Granularity::minimum(device.driver(), properties),
+        GranularityKind::Recommended => Granularity::recommended(device.driver(), properties),
+    };
+    let mut coarsest = ask(properties)?;
+    let peers = access.iter().map(|desc| desc.location).filter(|location| *location != properties.location);
+    for location in peers.filter(|location| location.location_type == properties.location.location_type) {
+        coarsest = coarsest.max(ask(&CUmemAllocationProp { location, ..*properties })?);
+    }
+    Ok(coarsest)
+}
+
+fn is_shortage(error: &Error) -> bool {
+    error.driver().is_some_and(cuvmm_driver::Error::is_shortage)
+}
+
+fn unsupported(device: &Device, what: &'static str) -> Error {
+    Error::Unsupported { what, ordinal: device.ordinal() }
+}
+
+/// Refuses a device that lacks an attribute.
+fn require(device: &Device, attribute: CUdevice_attribute, what: &'static str) -> Result<(), Error> {
+    match device.attribute(attribute)? {
+        Some(1) => Ok(()),
+        _ => Err(unsupported(device, what)),
+    }
+}
