@@ -54,7 +54,7 @@ fn a_refused_close_gives_the_buffer_and_a_failed_one_does_not() {
     assert!(failed.into_buffer().is_none());
 
     let failed = bench.plain().allocate(G).unwrap().grow_into(usize::MAX).unwrap_err();
-    assert_eq!(failed.to_string(), "the buffer was not grown");
+    assert_eq!(failed.to_string(), "the buffer was not resized");
     let overflow = cuvmm_handles::Error::SizeOverflow { bytes: usize::MAX, granularity: G };
     assert_eq!(failed.error(), &Error::Handles(overflow));
     assert_eq!(failed.into_buffer().size(), G);
