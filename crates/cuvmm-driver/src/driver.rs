@@ -145,6 +145,20 @@ impl Driver {
         std::process::id() != self.inner.process
     }
 
+    /// Whether the calling thread is inside a host function or a destructor of the driver's, where every CUDA call is
+    /// forbidden. Asked by one call without an effect (`cuCtxGetCurrent`), which is refused there: of the others some
+    /// are not refused, but hang.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn is_in_host_function(&self) -> Result<bool, Error> {
+        match self.ctx_get_current() {
+            Ok(_) => Ok(false),
+            Err(error) if error.code() == Some(CUresult::NOT_PERMITTED) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Refuses values of another driver.
     ///
     /// # Errors

@@ -43,6 +43,20 @@ impl Driver {
             tracing::error!(?kind, %error, "{what}");
         }
     }
+
+    /// Whether a drop may make calls: not in a forked child, where nothing is to be given back, nor in a host function
+    /// of the driver's, where `kept` is counted and reported.
+    pub fn may_drop(&self, kept: &str) -> bool {
+        if self.is_forked() {
+            return false;
+        }
+        let forbidden = matches!(self.is_in_host_function(), Ok(true));
+        if forbidden {
+            self.stranded().add(StrandedKind::Other);
+            tracing::error!("{kept}: it was dropped in a host function of the driver's");
+        }
+        !forbidden
+    }
 }
 
 impl Stranded {

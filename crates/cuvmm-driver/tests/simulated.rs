@@ -11,7 +11,9 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cuvmm_driver::sys::*;
-use cuvmm_driver::{Call, CaptureInfo, Driver, Error, Probe, RawDriver, Served, Symbol, Table, entry_point};
+use cuvmm_driver::{
+    Call, CaptureInfo, Driver, Error, Probe, RawDriver, Served, StrandedKind, Symbol, Table, entry_point,
+};
 use cuvmm_sim::{Machine, Simulator};
 
 type Result<T = (), E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
@@ -134,6 +136,35 @@ fn a_probe_in_a_host_function_is_not_remembered() -> Result {
     })?;
     assert_eq!(REFUSED.load(Ordering::SeqCst), 1);
     assert!(driver.device(0)?.probe(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR).is_available());
+    Ok(())
+}
+
+/// A drop may make calls, but in a host function, where that is counted.
+#[test]
+fn a_drop_in_a_host_function_is_told_by_one_call_and_counted() -> Result {
+    static INSIDE: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn ask(driver: *mut c_void) {
+        // SAFETY: the test passes a driver that outlives the call.
+        let driver = unsafe { &*driver.cast::<Driver>() };
+        let told = driver.is_in_host_function() == Ok(true) && !driver.may_drop("a thing of the test is kept");
+        INSIDE.fetch_add(usize::from(told), Ordering::SeqCst);
+    }
+
+    let (simulator, driver) = start(Machine::h200())?;
+    assert_eq!((driver.is_in_host_function(), driver.may_drop("nothing")), (Ok(false), true));
+    assert!(driver.stranded().is_empty());
+    with_stream(&driver, |stream| {
+        // SAFETY: the stream is alive, and the driver until the work is waited for.
+        unsafe { driver.launch_host_func(stream, Some(ask), (&raw const driver).cast_mut().cast()) }?;
+        // SAFETY: the stream is alive.
+        unsafe { driver.stream_synchronize(stream) }?;
+        Ok(())
+    })?;
+    assert_eq!((INSIDE.load(Ordering::SeqCst), driver.stranded().count(StrandedKind::Other)), (1, 1));
+    // One call each.
+    assert_eq!(simulator.violations().iter().map(|found| found.call).collect::<Vec<_>>(), [Call::cuCtxGetCurrent; 2]);
+    simulator.shut_down();
+    assert_eq!(code(driver.is_in_host_function()), Some(CUresult::DEINITIALIZED));
     Ok(())
 }
 

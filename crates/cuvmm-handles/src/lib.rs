@@ -16,6 +16,7 @@ pub mod sync;
 mod usage;
 
 pub use allocation::{Allocation, Origin, is_vmm};
+pub use context::PrimaryContext;
 pub use error::Error;
 pub use mapping::Mapping;
 pub use reservation::{Reservation, Room};
@@ -30,4 +31,5 @@ const _: () = {
     any_thread::<Room>();
     any_thread::<Mapping>();
     any_thread::<Usage>();
+    any_thread::<PrimaryContext>();
 };

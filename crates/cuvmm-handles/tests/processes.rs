@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
 use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
-use cuvmm_handles::{Allocation, Granularity, Mapping, Usage};
+use cuvmm_handles::{Allocation, Granularity, Mapping, PrimaryContext, Usage};
 use cuvmm_sim::{Faults, Machine, Simulator};
 use support::{Bench, G, R};
 
@@ -74,13 +74,16 @@ fn a_forked_child_lets_go_without_a_call_or_a_lock() {
             let room = range.take(0, G).unwrap();
             let [own, other] = [(); 2].map(|()| Arc::into_inner(bench.addresses(1)).unwrap());
             let memory = Arc::into_inner(bench.memory(1)).unwrap();
+            let primary = PrimaryContext::retain(&bench.driver.device(0).unwrap()).unwrap();
             let before = count.0.load(Ordering::Relaxed);
             // The child's copies are its own: here everything stays as it is.
-            let mut all = Some((mappings, shared, room, own, other, memory));
+            let mut all = Some((mappings, shared, room, own, other, memory, primary));
             let code = in_child(|| {
-                let Some(([closed, dropped], shared, room, own, other, memory)) = all.take() else { return 101 };
+                let Some(([closed, dropped], shared, room, own, other, memory, primary)) = all.take() else {
+                    return 101;
+                };
                 let closed = closed.close().is_ok() && own.close().is_ok() && memory.close().is_ok();
-                drop((dropped, shared, room, other));
+                drop((dropped, shared, room, other, primary));
                 let calls = count.0.load(Ordering::Relaxed) - before;
                 let stranded = bench.driver.stranded().total();
                 if closed && calls == 0 && stranded == 0 { 42 } else { 1 }

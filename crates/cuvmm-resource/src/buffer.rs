@@ -6,7 +6,6 @@ use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationHandleType}
 use cuvmm_driver::{CUresult, Driver, StrandedKind};
 use cuvmm_handles::{Mapping, Origin, Reservation};
 
-use crate::capture::in_host_callback;
 use crate::error::{CloseError, Error};
 use crate::range::Range;
 use crate::release::{Order, Release, Unsettled};
@@ -315,7 +314,7 @@ impl VirtualMemoryBuffer {
         if self.is_empty() {
             return Ok(());
         }
-        if in_host_callback(self.driver())? {
+        if self.driver().is_in_host_function()? {
             return Err(Error::HostCallback);
         }
         let stream = self.resolve(stream)?;
@@ -408,7 +407,7 @@ impl VirtualMemoryBuffer {
             return order.settle(device.driver(), by_default, instead);
         }
         match &self.reserved {
-            Some(reserved) if matches!(in_host_callback(reserved.driver()), Ok(true)) => {
+            Some(reserved) if matches!(reserved.driver().is_in_host_function(), Ok(true)) => {
                 Err(Unsettled::Refused(Error::HostCallback))
             }
             _ => Ok(()),

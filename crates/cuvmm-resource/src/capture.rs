@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use cuvmm_driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use cuvmm_driver::{CUresult, Driver, Error, StrandedKind};
+use cuvmm_handles::PrimaryContext;
 
 /// A stream to wait for or to queue on, and its context; both alive while this is borrowed.
 #[derive(Clone, Copy)]
@@ -28,20 +29,15 @@ impl<'a> Target<'a> {
         Self { driver, context, stream }
     }
 
+    /// The legacy default stream of a primary context.
+    pub(crate) fn legacy(primary: &'a PrimaryContext) -> Self {
+        // SAFETY: the context is alive while this share of it is, and has a legacy default stream.
+        unsafe { Self::new(primary.device().driver(), primary.as_raw(), CUstream::LEGACY) }
+    }
+
     /// The stream, for calls that queue work on it.
     pub(crate) fn stream(&self) -> CUstream {
         self.stream
-    }
-}
-
-/// Whether the calling thread is inside a host function or a destructor of the driver's, where every CUDA call is
-/// forbidden. Asked by one call without an effect, which is refused there, before anything that could wait: a wait
-/// would not be refused but hang.
-pub(crate) fn in_host_callback(driver: &Driver) -> Result<bool, Error> {
-    match driver.ctx_get_current() {
-        Ok(_) => Ok(false),
-        Err(error) if error.code() == Some(CUresult::NOT_PERMITTED) => Ok(true),
-        Err(error) => Err(error),
     }
 }
 

@@ -4,15 +4,14 @@ use std::path::Path;
 
 use cuvmm_driver::sys::{CUdevice_attribute, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
 use cuvmm_driver::{CUresult, Device, MemoryInfo, Probe};
-use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, Reservation, Room};
+use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, PrimaryContext, Reservation, Room};
 
-use crate::capture::Session;
+use crate::capture::{Session, Target};
 use crate::error::Error;
 use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
 use crate::numa;
 use crate::options::Options;
 use crate::shortage::{OutOfMemory, Relief};
-use crate::stream::PrimaryContext;
 use crate::sync::Arc;
 
 /// `CU_MEM_ALLOCATION_COMP_GENERIC`.
@@ -167,7 +166,7 @@ impl Memory {
             return None;
         }
         let primary = PrimaryContext::retain(&self.device).ok()?;
-        let session = Session::require(primary.legacy_stream()).ok()?;
+        let session = Session::require(Target::legacy(&primary)).ok()?;
         let memory = self.device.driver().mem_get_info().ok();
         drop(session);
         memory

@@ -11,10 +11,11 @@
 
 use cuvmm_driver::sys::CUevent;
 use cuvmm_driver::{Device, Driver, StrandedKind};
+use cuvmm_handles::PrimaryContext;
 
-use crate::capture::{Session, Target, in_host_callback, is_capture_code, is_over};
+use crate::capture::{Session, Target, is_capture_code, is_over};
 use crate::error::Error;
-use crate::stream::{PrimaryContext, StreamRef, may_call};
+use crate::stream::StreamRef;
 
 /// What a buffer waits for when it closes or drops, besides its fences.
 ///
@@ -156,7 +157,7 @@ impl Order {
         instead: Option<&StreamRef>,
     ) -> Result<(), Unsettled> {
         let mut first = Ok(());
-        match in_host_callback(driver) {
+        match driver.is_in_host_function() {
             Ok(true) => return Err(Unsettled::Refused(Error::HostCallback)),
             Ok(false) => {}
             Err(error) => first = Err(error),
@@ -171,7 +172,7 @@ impl Order {
             _ => None,
         };
 
-        let whole = named.map(StreamRef::target).or_else(|| primary.as_ref().map(PrimaryContext::legacy_stream));
+        let whole = named.map(StreamRef::target).or_else(|| primary.as_ref().map(Target::legacy));
         let mut waits: Vec<(Target<'_>, Option<CUevent>)> = whole.map(|target| (target, None)).into_iter().collect();
         waits.extend(self.fences.iter().map(|fence| (fence.stream.target(), fence.event)));
         for (target, _) in waits.iter().filter(|(_, event)| event.is_none()) {
@@ -289,7 +290,7 @@ fn destroy(driver: &Driver, event: CUevent) -> Result<(), cuvmm_driver::Error> {
 impl Drop for Fence {
     fn drop(&mut self) {
         if let Some(event) = self.event.take()
-            && may_call(self.stream.driver(), "an event is kept")
+            && self.stream.driver().may_drop("an event is kept")
         {
             // A failure was counted and reported.
             let _ = destroy(self.stream.driver(), event);

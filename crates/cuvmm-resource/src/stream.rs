@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
 use cuvmm_driver::{Device, Driver, StrandedKind};
+use cuvmm_handles::PrimaryContext;
 
-use crate::capture::{Session, Target, in_host_callback};
+use crate::capture::{Session, Target};
 use crate::error::Error;
 
 /// What owns a stream that was made elsewhere.
@@ -109,10 +110,10 @@ impl StreamRef {
     #[doc(alias = "cuStreamCreate")]
     pub fn create(device: &Device) -> Result<Self, Error> {
         let primary = PrimaryContext::retain(device)?;
-        let session = Session::require(primary.legacy_stream())?;
+        let session = Session::require(Target::legacy(&primary))?;
         let stream = device.driver().stream_create(CUstream_flags::NON_BLOCKING)?;
         drop(session);
-        let context = primary.context;
+        let context = primary.as_raw();
         let driver = device.driver().clone();
         Ok(Self { inner: Arc::new(Inner { driver, stream, context, keep: Keep::Ours(primary) }) })
     }
@@ -145,7 +146,7 @@ impl StreamRef {
     /// The legacy default stream of the device's primary context, and a share of that.
     pub(crate) fn legacy(device: &Device) -> Result<Self, cuvmm_driver::Error> {
         let primary = PrimaryContext::retain(device)?;
-        let (driver, context) = (device.driver().clone(), primary.context);
+        let (driver, context) = (device.driver().clone(), primary.as_raw());
         let keep = Keep::Context(primary);
         Ok(Self { inner: Arc::new(Inner { driver, stream: CUstream::LEGACY, context, keep }) })
     }
@@ -184,7 +185,7 @@ impl StreamRef {
     /// them.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<(), Error> {
-        if in_host_callback(self.driver())? {
+        if self.driver().is_in_host_function()? {
             return Err(Error::HostCallback);
         }
         let session = Session::require(self.target())?;
@@ -219,7 +220,7 @@ impl std::fmt::Debug for StreamRef {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !matches!(self.keep, Keep::Ours(_)) || !may_call(&self.driver, "a stream is kept") {
+        if !matches!(self.keep, Keep::Ours(_)) || !self.driver.may_drop("a stream is kept") {
             return;
         }
         // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
@@ -227,61 +228,4 @@ impl Drop for Inner {
             self.driver.strand(StrandedKind::Other, &error, "a stream was not destroyed");
         }
     }
-}
-
-/// A share of a device's primary context.
-pub(crate) struct PrimaryContext {
-    device: Device,
-    context: CUcontext,
-    released: bool,
-}
-
-impl PrimaryContext {
-    pub(crate) fn retain(device: &Device) -> Result<Self, cuvmm_driver::Error> {
-        Ok(Self { device: device.clone(), context: device.primary_ctx_retain()?, released: false })
-    }
-
-    /// Gives the share back, as dropping it does, and returns the error that dropping would only report.
-    pub(crate) fn release(mut self) -> Result<(), cuvmm_driver::Error> {
-        self.give_back()
-    }
-
-    fn give_back(&mut self) -> Result<(), cuvmm_driver::Error> {
-        if std::mem::replace(&mut self.released, true) {
-            return Ok(());
-        }
-        // SAFETY: the share was retained by this value, and `released` makes this the only release.
-        let result = unsafe { self.device.primary_ctx_release() };
-        let driver = self.device.driver();
-        result.inspect_err(|error| driver.strand(StrandedKind::Other, error, "a primary context was not released"))
-    }
-
-    /// The legacy default stream of this context.
-    pub(crate) fn legacy_stream(&self) -> Target<'_> {
-        // SAFETY: the context is alive while this share of it is, and has a legacy default stream.
-        unsafe { Target::new(self.device.driver(), self.context, CUstream::LEGACY) }
-    }
-}
-
-impl Drop for PrimaryContext {
-    fn drop(&mut self) {
-        if !self.released && may_call(self.device.driver(), "a share of a primary context is kept") {
-            // A failure was counted and reported.
-            let _ = self.give_back();
-        }
-    }
-}
-
-/// Whether a drop may make calls: not in a forked child, where nothing is to be given back, nor in a host function of
-/// the driver's, where `kept` is counted and reported.
-pub(crate) fn may_call(driver: &Driver, kept: &str) -> bool {
-    if driver.is_forked() {
-        return false;
-    }
-    let forbidden = matches!(in_host_callback(driver), Ok(true));
-    if forbidden {
-        driver.stranded().add(StrandedKind::Other);
-        tracing::error!("{kept}: it was dropped in a host function of the driver's");
-    }
-    !forbidden
 }

@@ -13,7 +13,7 @@ use cuvmm_driver::Driver;
 use cuvmm_driver::sys::{CUdeviceptr, CUstream};
 
 use crate::buffer::VirtualMemoryBuffer;
-use crate::capture::{Session, in_host_callback, is_capture_code};
+use crate::capture::{Session, is_capture_code};
 use crate::error::Error;
 use crate::stream::StreamRef;
 
@@ -141,7 +141,7 @@ impl VirtualMemoryBuffer {
         }
         let address = self.address().checked_add(offset).ok_or(out_of_bounds)?;
         let driver = self.driver();
-        if in_host_callback(driver)? {
+        if driver.is_in_host_function()? {
             return Err(Error::HostCallback);
         }
         let stream = match stream {
