@@ -372,6 +372,39 @@ impl Room {
         Ok(Self { reservation: Arc::clone(reservation), address, offset, size, stuck: false })
     }
 
+    /// Two rooms in its place: of its first `size` bytes, and of the rest. At no moment are they anybody else's.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let driver = Simulator::new(Machine::h200()).driver()?;
+    /// let range = Arc::new(Reservation::reserve(&driver, Reservation::GRANULARITY.exact(8 << 20)?, 0)?);
+    /// let (first, rest) = range.take(2 << 20, 6 << 20)?.split(2 << 20)?;
+    /// assert_eq!((first.offset(), rest.offset(), rest.end()), (2 << 20, 4 << 20, 8 << 20));
+    /// drop(first);
+    /// assert!(range.take(0, 4 << 20).is_ok() && range.take(0, 6 << 20).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] unless both have bytes; the room is then free.
+    pub fn split(mut self, size: usize) -> Result<(Self, Self), Error> {
+        let out_of_bounds = Error::OutOfBounds { offset: 0, size, reserved: self.size };
+        let rest = self.size.checked_sub(size).filter(|rest| *rest > 0 && size > 0);
+        let (Some(rest), Some(address)) = (rest, self.address.checked_add(size)) else { return Err(out_of_bounds) };
+        let offset = self.offset + size;
+        let mut taken = self.reservation.taken();
+        taken.insert(self.offset, size);
+        taken.insert(offset, rest);
+        drop(taken);
+        self.size = size;
+        let reservation = Arc::clone(&self.reservation);
+        Ok((self, Self { reservation, address, offset, size: rest, stuck: false }))
+    }
+
     /// The reservation that it is part of.
     pub fn reservation(&self) -> &Arc<Reservation> {
         &self.reservation

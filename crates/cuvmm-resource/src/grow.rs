@@ -1,10 +1,10 @@
 //! Growing a buffer: covered, in place, or moved.
 
-use cuvmm_handles::{Mapping, Room};
+use cuvmm_handles::{Granularity, Mapping, Room};
 
 use crate::buffer::{Outcome, VirtualMemoryBuffer};
 use crate::error::{Error, ResizeError};
-use crate::memory::Memory;
+use crate::memory::{Memory, Want};
 use crate::range::Range;
 use crate::release::Unsettled;
 use crate::resource::VirtualMemoryResource;
@@ -149,14 +149,21 @@ impl VirtualMemoryBuffer {
         }
         granularity.exact(end)?;
         let needed = size - end;
-        let wish = self.resource().options().growth.wish(end, needed, granularity);
+        let wish = self.wish(needed, granularity);
         // First with what the policy wishes for, then with what is needed.
-        let attempt = |extend: &dyn Fn(usize) -> Result<Self, Error>| match extend(wish) {
-            Err(error) if wish > needed && error.is_for_want_of_room() => extend(needed),
-            result => result,
+        let attempt = |extend: &dyn Fn(usize, Want) -> Result<Self, Error>| {
+            if wish > needed {
+                match extend(wish, Want::Wish) {
+                    Err(error) if error.is_for_want_of_room() => {}
+                    result => return result,
+                }
+            }
+            extend(needed, Want::Need)
         };
-        let grown = match attempt(&|extra| self.in_place(size, extra, added)) {
-            Err(Error::WouldMove { .. }) if !options.in_place => attempt(&|extra| self.moved(size, extra, added)),
+        let grown = match attempt(&|extra, want| self.in_place(size, extra, added, want)) {
+            Err(Error::WouldMove { .. }) if !options.in_place => {
+                attempt(&|extra, want| self.moved(size, extra, added, want))
+            }
             result => result,
         }?;
         if options.zeroed { grown.zeroed_from(end) } else { Ok(grown) }
@@ -218,35 +225,47 @@ impl VirtualMemoryBuffer {
         self.resized(self.range().clone(), size, Outcome::Covered)
     }
 
+    /// How much the policy adds where `needed` bytes are: no more than there is room for behind, where those have room.
+    fn wish(&self, needed: usize, granularity: Granularity) -> usize {
+        let wish = self.resource().options().growth.wish(self.range().end(), needed, granularity);
+        match self.room_behind() {
+            Some((_, _, behind)) if behind >= needed => wish.min(behind / granularity.bytes() * granularity.bytes()),
+            _ => wish,
+        }
+    }
+
     /// This buffer with `extra` bytes more at the addresses behind it.
-    fn in_place(&self, size: usize, extra: usize, added: &Memory) -> Result<Self, Error> {
+    fn in_place(&self, size: usize, extra: usize, added: &Memory, want: Want) -> Result<Self, Error> {
         let would_move = Error::WouldMove { size, capacity: self.capacity() };
-        let rooms = self.rooms_behind(extra, added).ok_or(would_move)?;
+        let (here, behind) = self.rooms_behind(extra, added).ok_or(would_move)?;
         let mut range = self.range().clone();
-        for room in rooms {
-            range = range.with(added.create_in(room)?);
+        for room in [here, behind].into_iter().flatten() {
+            range = added.extend(range, room, want)?;
         }
         Ok(self.resized(range, size, Outcome::InPlace))
     }
 
     /// Room for `extra` bytes at the addresses behind this buffer's range: in its reservation first, then in a
     /// reservation behind that. None where somebody else has them, or they can't be had for any other reason.
-    fn rooms_behind(&self, extra: usize, added: &Memory) -> Option<Vec<Room>> {
+    fn rooms_behind(&self, extra: usize, added: &Memory) -> Option<(Option<Room>, Option<Room>)> {
         let (reservation, offset, behind) = self.room_behind()?;
         let here = extra.min(behind);
-        let mut rooms = added.rooms(reservation, offset, here).ok()?;
+        let first = if here > 0 { Some(reservation.take(offset, here).ok()?) } else { None };
         let behind = extra - here;
-        if behind > 0 {
+        let second = if behind > 0 {
             let end = reservation.address().checked_add(reservation.size())?;
             let next = Arc::new(self.resource().reserve_at(end, behind).ok()?);
-            rooms.extend(added.rooms(&next, 0, behind).ok()?);
-        }
+            Some(next.take(0, behind).ok()?)
+        } else {
+            None
+        };
         let is_aligned = |room: &Room| room.address().0.is_multiple_of(added.granularity.bytes() as u64);
-        rooms.iter().all(is_aligned).then_some(rooms)
+        let are_aligned = [&first, &second].into_iter().flatten().all(is_aligned);
+        are_aligned.then_some((first, second))
     }
 
     /// Everything mapped again elsewhere, with `extra` bytes more.
-    fn moved(&self, size: usize, extra: usize, added: &Memory) -> Result<Self, Error> {
+    fn moved(&self, size: usize, extra: usize, added: &Memory, want: Want) -> Result<Self, Error> {
         let end = self.range().end();
         let granularity = self.resource().granularity().max(added.granularity);
         let total = granularity.exact(end)?.checked_add(granularity.exact(extra)?)?.bytes();
@@ -257,9 +276,7 @@ impl VirtualMemoryBuffer {
             let mapping = Mapping::map(&reservation, range.end(), allocation, access)?;
             range = range.with(mapping);
         }
-        for room in added.rooms(&reservation, end, extra)? {
-            range = range.with(added.create_in(room)?);
-        }
-        Ok(self.resized(range, size, Outcome::Moved))
+        let room = reservation.take(end, extra)?;
+        Ok(self.resized(added.extend(range, room, want)?, size, Outcome::Moved))
     }
 }

@@ -77,6 +77,16 @@ impl HandleKind {
     }
 }
 
+impl HandleKind {
+    pub(crate) fn has_posix_fd(self) -> bool {
+        matches!(self, Self::PosixFd | Self::PosixFdAndFabric)
+    }
+
+    pub(crate) fn has_fabric(self) -> bool {
+        matches!(self, Self::Fabric | Self::PosixFdAndFabric)
+    }
+}
+
 impl TryFrom<CUmemAllocationHandleType> for HandleKind {
     type Error = Error;
 

@@ -11,11 +11,19 @@ use crate::error::Error;
 use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
 use crate::numa;
 use crate::options::Options;
+use crate::range::Range;
 use crate::shortage::{OutOfMemory, Relief};
 use crate::sync::Arc;
 
 /// `CU_MEM_ALLOCATION_COMP_GENERIC`.
 const GENERIC_COMPRESSION: u8 = 1;
+
+/// Whether memory is needed, or would merely be good to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    Wish,
+    Need,
+}
 
 /// Memory of one kind: what a driver was found to give for some options.
 pub(crate) struct Memory {
@@ -101,28 +109,20 @@ impl Memory {
         }
     }
 
-    /// Takes `bytes` of a reservation from `offset` on, in rooms for one chunk each. The first decides who of several
-    /// takers has them all.
-    pub(crate) fn rooms(
-        &self,
-        reservation: &Arc<Reservation>,
-        offset: usize,
-        bytes: usize,
-    ) -> Result<Vec<Room>, cuvmm_handles::Error> {
-        let mut rooms = Vec::with_capacity(1);
-        let mut taken = 0;
-        while taken < bytes {
-            let chunk = (bytes - taken).min(self.max_chunk);
-            rooms.push(reservation.take(offset + taken, chunk)?);
-            taken += chunk;
+    /// Fills the room that lies behind a range with memory of this kind, in chunks as large as they may be.
+    pub(crate) fn extend(&self, mut range: Range, room: Room, want: Want) -> Result<Range, Error> {
+        let mut rest = Some(room);
+        while let Some(room) = rest.take() {
+            let (first, behind) = if room.size() > self.max_chunk {
+                room.split(self.max_chunk).map(|(a, b)| (a, Some(b)))?
+            } else {
+                (room, None)
+            };
+            let allocation = self.create(self.granularity.exact(first.size())?, want)?;
+            range = range.with(self.map(first, Arc::new(allocation))?);
+            rest = behind;
         }
-        Ok(rooms)
-    }
-
-    /// Makes memory of the room's size and maps it there.
-    pub(crate) fn create_in(&self, room: Room) -> Result<Mapping, Error> {
-        let size = self.granularity.exact(room.size())?;
-        self.map(room, Arc::new(self.create(size)?))
+        Ok(range)
     }
 
     /// Maps memory in the room, with the access of this kind.
@@ -130,9 +130,9 @@ impl Memory {
         Ok(Mapping::map_in(room, allocation, Arc::clone(&self.access))?)
     }
 
-    /// Makes memory. Where there is not so much, the hook is called once, and once more is tried; then as often as the
-    /// options say. No lock is held.
-    fn create(&self, size: GranularSize) -> Result<Allocation, Error> {
+    /// Makes memory. Where there is not so much, and it is needed, the hook is called once, and once more is tried; then
+    /// as often as the options say. No lock is held.
+    fn create(&self, size: GranularSize, want: Want) -> Result<Allocation, Error> {
         let mut asked = false;
         let mut retries = 0;
         loop {
@@ -145,11 +145,16 @@ impl Memory {
                     let granularity = size.granularity().bytes();
                     OutOfMemory { requested: bytes, granularity, memory: self.memory_info(), error }
                 }
-                cuvmm_handles::Error::Create { error, .. } if error.code() == Some(CUresult::NOT_PERMITTED) => {
+                cuvmm_handles::Error::Create { error, .. }
+                    if self.handle_kind.has_fabric() && error.code() == Some(CUresult::NOT_PERMITTED) =>
+                {
                     return Err(Error::HandleKindRefused { kind: self.handle_kind, error });
                 }
                 error => return Err(error.into()),
             };
+            if want == Want::Wish {
+                return Err(Error::OutOfMemory(shortage));
+            }
             if !std::mem::replace(&mut asked, true) && self.relief.ask(&shortage) {
                 continue;
             }
@@ -222,11 +227,12 @@ fn node_refused(location: Location, error: Error) -> Error {
 fn find_handle_kind(device: &Device, options: &Options) -> Result<(HandleKind, Option<Error>), Error> {
     match (require_handle_kind(device, options.handle_kind), options.handle_fallback) {
         (Ok(()), _) => Ok((options.handle_kind, None)),
-        (Err(error), None) => Err(error),
-        (Err(error), Some(fallback)) => {
+        // What says nothing of the kind is no reason to do without it.
+        (Err(error @ (Error::Unsupported { .. } | Error::HandleKindRefused { .. })), Some(fallback)) => {
             require_handle_kind(device, fallback)?;
             Ok((fallback, Some(error)))
         }
+        (Err(error), _) => Err(error),
     }
 }
 
@@ -236,11 +242,11 @@ fn require_handle_kind(device: &Device, kind: HandleKind) -> Result<(), Error> {
     if kind == HandleKind::None {
         return Ok(());
     }
-    if kind != HandleKind::Fabric {
+    if kind.has_posix_fd() {
         let attribute = CUdevice_attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
         require(device, attribute, "memory exported as POSIX file descriptors")?;
     }
-    if kind != HandleKind::PosixFd {
+    if kind.has_fabric() {
         let attribute = CUdevice_attribute::HANDLE_TYPE_FABRIC_SUPPORTED;
         require(device, attribute, "memory exported as fabric handles")?;
     }

@@ -7,7 +7,7 @@ use cuvmm_handles::{Allocation, GranularSize, Granularity, Reservation};
 use crate::buffer::VirtualMemoryBuffer;
 use crate::error::Error;
 use crate::kind::{HandleKind, Location};
-use crate::memory::Memory;
+use crate::memory::{Memory, Want};
 use crate::options::Options;
 use crate::range::Range;
 use crate::stream::StreamRef;
@@ -341,10 +341,8 @@ impl VirtualMemoryResource {
 
     /// A buffer at the head of a reservation.
     fn buffer_in(&self, reservation: &Arc<Reservation>, size: GranularSize) -> Result<VirtualMemoryBuffer, Error> {
-        let mut range = Range::default();
-        for room in self.memory().rooms(reservation, 0, size.bytes())? {
-            range = range.with(self.memory().create_in(room)?);
-        }
+        let room = reservation.take(0, size.bytes())?;
+        let range = self.memory().extend(Range::default(), room, Want::Need)?;
         Ok(VirtualMemoryBuffer::new(self, range, size.bytes(), None))
     }
 
