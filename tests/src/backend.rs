@@ -79,7 +79,7 @@ impl Left {
         self.bytes.or((self.allocations + self.mappings == 0).then_some(0))
     }
 
-    fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             reservations: self.reservations + other.reservations,
             allocations: self.allocations + other.allocations,
@@ -178,10 +178,16 @@ impl Backend {
     /// Demands that exactly this was left since then, and lets the test end with it.
     #[track_caller]
     pub fn require_left(&self, since: &Mark, left: Left) {
+        self.require_left_by(since, left, "it");
+    }
+
+    /// Demands that exactly this was left since then by `whom`, and lets the test end with it.
+    #[track_caller]
+    pub(crate) fn require_left_by(&self, since: &Mark, left: Left, whom: &str) {
         let counted = if self.simulator.is_some() { left } else { left.in_ledger() };
         let (live, expected) = self.settled(|live| counted.beside(&since.live, live));
-        assert_eq!(live, expected, "what is alive");
-        assert_eq!(self.driver.stranded().total(), since.stranded + left.stranded, "what is stranded");
+        assert_eq!(live, expected, "what {whom} left alive");
+        assert_eq!(self.driver.stranded().total(), since.stranded + left.stranded, "what {whom} stranded");
         self.require_stays(left);
     }
 

@@ -9,6 +9,7 @@ mod backend;
 pub mod conformance;
 mod gone;
 mod machine;
+pub mod matrix;
 mod memory;
 mod peer;
 mod step;
@@ -20,7 +21,7 @@ pub use gone::{Ranges, Remains};
 pub use machine::Machine;
 pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};
 pub use peer::{Peer, open_files};
-pub use step::{CODES, Step, steps};
+pub use step::{Step, steps};
 pub use watch::Watched;
 pub use work::{Capture, Current, Gate, Stream, in_host_function, is_idle, queue_fill, read_at, write_at};
 

@@ -1,20 +1,8 @@
 //! The driver calls of an operation, to make each of them fail.
 
-use cuvmm::{CUresult, Call};
+use cuvmm::Call;
 
 use crate::backend::Backend;
-
-/// The codes that calls are made to fail with: wrong value, no memory, not ready, a broken context, not permitted,
-/// not supported, and whatever else.
-pub const CODES: [CUresult; 7] = [
-    CUresult::INVALID_VALUE,
-    CUresult::OUT_OF_MEMORY,
-    CUresult::NOT_READY,
-    CUresult::ILLEGAL_ADDRESS,
-    CUresult::NOT_PERMITTED,
-    CUresult::NOT_SUPPORTED,
-    CUresult::UNKNOWN,
-];
 
 /// One call of an operation: the `nth` of its name, from 1 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

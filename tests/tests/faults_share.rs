@@ -6,7 +6,8 @@
 use cuvmm::ipc::{Error, export, import, import_from};
 use cuvmm::{BufferDescriptor, CUresult, Call, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::faults::When;
-use cuvmm_tests::{Backend, CODES, G, Left, Peer, Step, open_files, require_marks, steps, write_marks};
+use cuvmm_tests::matrix::codes;
+use cuvmm_tests::{Backend, G, Left, Peer, Step, open_files, require_marks, steps, write_marks};
 
 cuvmm_tests::suite!(
     a_failed_call_of_export_leaves_nothing,
@@ -41,7 +42,7 @@ fn a_failed_call_of_export_leaves_nothing(backend: &Backend) {
         drop(descriptor);
         let files = open_files();
         for step in calls {
-            for code in CODES {
+            for code in codes(step.call) {
                 let mark = backend.mark();
                 backend.faults.fail(step.call, step.nth, code, When::Before);
                 require_error(&export(&buffer).unwrap_err(), step, code);
@@ -70,7 +71,7 @@ fn a_failed_call_of_import_leaves_nothing(backend: &Backend) {
         alias.close().unwrap();
         let files = open_files();
         for step in calls {
-            for code in CODES {
+            for code in codes(step.call) {
                 let mark = backend.mark();
                 backend.faults.fail(step.call, step.nth, code, When::Before);
                 require_error(&import_from(&resource, &descriptor).unwrap_err(), step, code);

@@ -1,0 +1,270 @@
+//! The fault matrix: each driver call of an operation made to fail, with each code that the driver may answer.
+//!
+//! An operation on one of its paths is a [`Row`]. Its calls are recorded once; then, each time on a fresh [`Scene`], each
+//! call fails with each of its [codes](codes), before its effect, and with one code after it. Demanded is, unless the row
+//! says otherwise and why, that
+//! * the operation fails, and tells that call and that code;
+//! * nothing is left but what the failing call itself made, or did not undo;
+//! * the input is as it was, with its bytes, grows, and closes.
+
+mod codes;
+mod scene;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use cuvmm::{CUresult, Call, Error, VirtualMemoryBuffer};
+use cuvmm_sim::faults::When;
+
+use crate::backend::{Backend, Left};
+use crate::conformance::REPORT;
+use crate::step::{Step, steps};
+
+pub use codes::{codes, sample};
+pub use scene::Scene;
+
+/// An operation on one of its paths.
+pub struct Row {
+    /// What it is called.
+    pub operation: &'static str,
+    /// Which way it takes.
+    pub path: &'static str,
+    /// Makes what it works on.
+    pub set_up: fn(&Backend) -> Scene,
+    /// Does it. A buffer that it takes out of the scene and gets back it puts back.
+    pub operate: fn(&mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error>,
+    /// What is otherwise than everywhere, and the reason why.
+    pub exception: fn(Failing) -> Option<Verdict>,
+}
+
+/// A failure that is about to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failing {
+    /// Which call.
+    pub step: Step,
+    /// What it answers.
+    pub code: CUresult,
+    /// Whether it takes effect.
+    pub when: When,
+}
+
+/// What becomes of an operation one of whose calls fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It fails, and tells the call and the code.
+    Told,
+    /// It goes another way, and succeeds.
+    Overcome,
+    /// It can't tell, as nothing that is dropped can.
+    Silent,
+    /// It fails, and says that a stream is capturing.
+    Capturing,
+    /// It fails, and says that it was called from a host function.
+    InHostFunction,
+}
+
+/// For rows without an exception.
+pub fn none(_: Failing) -> Option<Verdict> {
+    None
+}
+
+impl Row {
+    /// Makes each call fail, and says how many cases that was.
+    fn fail_each(&self, backend: &Backend) -> Counts {
+        let steps = self.record(backend);
+        assert!(!steps.is_empty(), "{self} makes no call");
+        let mut counts = Counts { calls: steps.len(), codes: BTreeSet::new(), cases: 0 };
+        for step in steps {
+            let before = if backend.is_gpu() { sample(step.call) } else { codes(step.call) };
+            let mut failures: Vec<(CUresult, When)> = before.into_iter().map(|code| (code, When::Before)).collect();
+            if !backend.is_gpu() {
+                failures.push((CUresult::UNKNOWN, When::After));
+            }
+            for (code, when) in failures {
+                self.fail(backend, Failing { step, code, when });
+                counts.codes.insert(code.0);
+                counts.cases += 1;
+            }
+        }
+        counts
+    }
+
+    /// The calls that it makes.
+    fn record(&self, backend: &Backend) -> Vec<Step> {
+        let mark = backend.mark();
+        let mut scene = (self.set_up)(backend);
+        let (steps, result) = steps(backend, || self.operate(&mut scene));
+        let made = result.unwrap_or_else(|error| panic!("{self} failed by itself: {error}"));
+        scene.close(made).unwrap_or_else(|error| panic!("{self}: {error}"));
+        backend.require_unchanged(&mark);
+        steps
+    }
+
+    /// On a thread of its own, whose context and capture mode may stay changed.
+    fn operate(&self, scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
+        std::thread::scope(|scope| scope.spawn(|| (self.operate)(scene)).join()).expect("an operation that ends")
+    }
+
+    fn fail(&self, backend: &Backend, failing: Failing) {
+        let Failing { step, code, when } = failing;
+        let case = format!("{self}: {} number {} answers {code} {when:?} its effect", step.call, step.nth);
+        let (before, at_start) = (backend.mark(), backend.ledger.live());
+        let mut scene = (self.set_up)(backend);
+        let at_work = backend.ledger.live();
+        let fired = backend.faults.fired();
+        backend.faults.fail(step.call, step.nth, code, when);
+        let result = self.operate(&mut scene);
+        backend.faults.clear();
+        assert_eq!(backend.faults.fired(), fired + 1, "{case}: it was not called");
+
+        let verdict = (self.exception)(failing).or_else(|| translated(failing)).unwrap_or(Verdict::Told);
+        let made = require_verdict(verdict, failing, result, &case);
+        let mut expected = left(failing);
+        let now = backend.ledger.live();
+        let is_kept_whole = verdict == Verdict::Silent
+            && step.call != Call::cuMemUnmap
+            && scene.is_used_up()
+            && now.mappings == at_work.mappings;
+        if is_kept_whole {
+            // It was dropped, and might let go of nothing.
+            expected = expected.plus(scene.whole());
+            expected.stranded = usize::from(code != CUresult::DEINITIALIZED);
+        } else if made.is_none() && !scene.is_used_up() && !scene.is_grown {
+            assert_eq!(now.mappings, at_work.mappings + expected.mappings, "{case}: mappings");
+            assert_eq!(now.allocations, at_work.allocations + expected.allocations, "{case}: references");
+            let lost = now.reservations - at_work.reservations;
+            assert!(lost <= expected.reservations, "{case}: {lost} reservations were left");
+        }
+        // What is mapped behind the library's back is in the way of a grow, and of giving back the addresses around it.
+        let is_in_the_way = expected.mappings > 0 && when == When::After;
+        scene.require_intact(made.as_ref(), !is_in_the_way, &case);
+        match scene.close(made) {
+            Err(error) if is_in_the_way => assert_eq!(error.call(), Some(Call::cuMemAddressFree), "{case}: {error}"),
+            closed => closed.unwrap_or_else(|error| panic!("{case}: then closing failed: {error}")),
+        }
+        if is_kept_whole {
+            // And with it whatever it was to wait for.
+            let now = backend.ledger.live();
+            expected.events = now.events - at_start.events;
+            expected.streams = now.streams - at_start.streams;
+            expected.contexts = now.contexts - at_start.contexts;
+        }
+        backend.require_left_by(&before, expected, &case);
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {}", self.operation, self.path)
+    }
+}
+
+/// Demands the right result; what it made, where it succeeded.
+fn require_verdict(
+    verdict: Verdict,
+    failing: Failing,
+    result: Result<Option<VirtualMemoryBuffer>, Error>,
+    case: &str,
+) -> Option<VirtualMemoryBuffer> {
+    let Failing { step, code, .. } = failing;
+    let error = match (verdict, result) {
+        (Verdict::Overcome | Verdict::Silent, result) => {
+            return result.unwrap_or_else(|error| panic!("{case}: it failed: {error}"));
+        }
+        (_, result) => result.err().unwrap_or_else(|| panic!("{case}: nothing noticed")),
+    };
+    match verdict {
+        Verdict::Capturing => {
+            assert!(matches!(error, Error::Resource(cuvmm_resource::Error::StreamCapturing)), "{case}: {error}");
+        }
+        Verdict::InHostFunction => {
+            assert!(matches!(error, Error::Resource(cuvmm_resource::Error::HostCallback)), "{case}: {error}");
+        }
+        _ => {
+            assert_eq!((error.call(), error.code()), (Some(step.call), Some(code)), "{case}: {error}");
+            assert!(chain(&error).contains(&step.call.to_string()), "{case}: {error}");
+        }
+    }
+    None
+}
+
+/// The messages of an error and of what caused it.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// What is told in words of its own, by whatever operation makes the call.
+fn translated(failing: Failing) -> Option<Verdict> {
+    let is_capture =
+        (CUresult::STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::STREAM_CAPTURE_WRONG_THREAD.0).contains(&failing.code.0);
+    match failing.step.call {
+        // The question whether the thread is in a host function.
+        Call::cuCtxGetCurrent if failing.code == CUresult::NOT_PERMITTED => Some(Verdict::InHostFunction),
+        Call::cuStreamIsCapturing | Call::cuStreamSynchronize | Call::cuEventSynchronize if is_capture => {
+            Some(Verdict::Capturing)
+        }
+        _ => None,
+    }
+}
+
+/// What a failing call leaves: what it made and nobody knows of, or did not undo.
+fn left(failing: Failing) -> Left {
+    let Failing { step, code, when } = failing;
+    let none = Left::default();
+    // Of a driver that has shut down nothing is counted.
+    let stranded = usize::from(code != CUresult::DEINITIALIZED);
+    match (when, step.call) {
+        (When::Before, Call::cuMemUnmap) => Left { mappings: 1, reservations: 1, stranded, ..none },
+        (When::Before, Call::cuMemRelease) => Left { allocations: 1, stranded, ..none },
+        (When::Before, Call::cuMemAddressFree) => Left { reservations: 1, stranded, ..none },
+        (When::Before, Call::cuEventDestroy) => Left { events: 1, stranded, ..none },
+        (When::Before, Call::cuDevicePrimaryCtxRelease) => Left { contexts: 1, stranded, ..none },
+        (When::After, Call::cuMemAddressReserve) => Left { reservations: 1, ..none },
+        (When::After, Call::cuMemCreate) => Left { allocations: 1, ..none },
+        (When::After, Call::cuMemImportFromShareableHandle) => Left { allocations: 1, imported: 1, ..none },
+        // A mapping that nobody knows of keeps the addresses around it from being freed.
+        (When::After, Call::cuMemMap) => Left { mappings: 1, reservations: 1, stranded: 1, ..none },
+        // What may be mapped still is never freed or used again.
+        (When::After, Call::cuMemUnmap) => Left { reservations: 1, stranded: 1, ..none },
+        (When::After, Call::cuMemRelease | Call::cuMemAddressFree) => Left { stranded: 1, ..none },
+        (When::After, Call::cuEventCreate) => Left { events: 1, ..none },
+        (When::After, Call::cuEventDestroy | Call::cuDevicePrimaryCtxRelease) => Left { stranded: 1, ..none },
+        (When::After, Call::cuDevicePrimaryCtxRetain) => Left { contexts: 1, ..none },
+        // The thread's context is not restored, nor its capture mode by each second exchange.
+        (_, Call::cuCtxPopCurrent) => Left { stranded, ..none },
+        (_, Call::cuThreadExchangeStreamCaptureMode) if step.nth.is_multiple_of(2) => Left { stranded, ..none },
+        _ => none,
+    }
+}
+
+/// What was made to fail on a row.
+struct Counts {
+    calls: usize,
+    codes: BTreeSet<u32>,
+    cases: usize,
+}
+
+/// Makes each call of each of the rows fail, and shows the counts as a table: on the standard output, and in the folder
+/// for reports where there is one.
+pub fn fail_every_call(backend: &Backend, rows: &[Row]) {
+    let mut table = String::from("| operation | path | calls | codes | cases |\n|---|---|---|---|---|\n");
+    let mut sum = 0;
+    for row in rows {
+        let Counts { calls, codes, cases } = row.fail_each(backend);
+        sum += cases;
+        let _ = writeln!(table, "| {} | {} | {calls} | {} | {cases} |", row.operation, row.path, codes.len());
+    }
+    let table = format!("{}: {sum} cases\n\n{table}", backend.test());
+    println!("{table}");
+    if let Some(dir) = std::env::var_os(REPORT) {
+        let name = format!("faults-{}.md", backend.test().replace("::", "-"));
+        std::fs::write(Path::new(&dir).join(name), table).expect("a report");
+    }
+}

@@ -1,0 +1,127 @@
+//! [`Scene`]: what an operation works on.
+
+use cuvmm::handles::Reservation;
+use cuvmm::{BufferDescriptor, Error, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
+
+use crate::backend::Left;
+use crate::memory::{G, require_marks, write_marks};
+
+/// The marks that the buffers of a scene hold.
+const SEED: u8 = 7;
+
+/// What an operation works on.
+pub struct Scene {
+    /// What its buffers are made by.
+    pub resource: VirtualMemoryResource,
+    /// The input.
+    pub buffer: Option<VirtualMemoryBuffer>,
+    /// Aliases of it, which no failure touches.
+    pub aliases: Vec<VirtualMemoryBuffer>,
+    /// What lies behind it.
+    pub occupied: Option<Reservation>,
+    /// Streams that it may wait for.
+    pub streams: Vec<StreamRef>,
+    /// A descriptor of it.
+    pub descriptor: Option<BufferDescriptor>,
+    /// Whether the input became a larger one, and only its old addresses were not given back.
+    pub is_grown: bool,
+    was: Option<Shape>,
+}
+
+/// What is to stay as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shape {
+    address: u64,
+    size: usize,
+    capacity: usize,
+    chunks: Vec<(u64, usize)>,
+    reservations: usize,
+}
+
+impl Shape {
+    fn of(buffer: &VirtualMemoryBuffer) -> Self {
+        let mappings = buffer.mappings();
+        let mut reserved: Vec<u64> = mappings.iter().map(|mapping| mapping.room().reservation().address().0).collect();
+        reserved.dedup();
+        Self {
+            address: buffer.address().0,
+            size: buffer.size(),
+            capacity: buffer.capacity(),
+            chunks: mappings.iter().map(|mapping| (mapping.address().0, mapping.size())).collect(),
+            reservations: reserved.len(),
+        }
+    }
+}
+
+impl Scene {
+    /// One without an input.
+    pub fn empty(resource: VirtualMemoryResource) -> Self {
+        Self {
+            resource,
+            buffer: None,
+            aliases: Vec::new(),
+            occupied: None,
+            streams: Vec::new(),
+            descriptor: None,
+            is_grown: false,
+            was: None,
+        }
+    }
+
+    /// One with this input, which holds marks from now on.
+    pub fn of(buffer: VirtualMemoryBuffer) -> Self {
+        write_marks(&buffer, SEED);
+        let (resource, was) = (buffer.resource().clone(), Some(Shape::of(&buffer)));
+        Self { buffer: Some(buffer), was, ..Self::empty(resource) }
+    }
+
+    /// The input.
+    pub fn buffer(&self) -> &VirtualMemoryBuffer {
+        self.buffer.as_ref().expect("an input")
+    }
+
+    /// Takes the input, to be put back where it is not used up.
+    pub fn take(&mut self) -> VirtualMemoryBuffer {
+        self.buffer.take().expect("an input")
+    }
+
+    /// Whether the input was used up.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.was.is_some() && self.buffer.is_none()
+    }
+
+    /// What a drop keeps that may let go of nothing.
+    pub(super) fn whole(&self) -> Left {
+        let was = self.was.as_ref().expect("an input");
+        let chunks = was.chunks.len();
+        Left { mappings: chunks, allocations: chunks, reservations: was.reservations, ..Left::default() }
+    }
+
+    /// Demands that the input is as it was, with its bytes, and that all that has its memory has them; and, where it is
+    /// to be used on, that it grows.
+    pub(super) fn require_intact(&self, made: Option<&VirtualMemoryBuffer>, is_to_grow: bool, case: &str) {
+        let Some(was) = &self.was else {
+            let next = self.resource.allocate(G).unwrap_or_else(|error| panic!("{case}: then allocating: {error}"));
+            return next.close().expect("a close");
+        };
+        if let Some(buffer) = &self.buffer {
+            assert!(self.is_grown || Shape::of(buffer) == *was, "{case}: {buffer:?} is not as it was: {was:?}");
+            require_marks(buffer, SEED, was.size);
+        }
+        for buffer in self.aliases.iter().chain(made) {
+            require_marks(buffer, SEED, buffer.size().min(was.size));
+        }
+        if let (Some(buffer), true) = (&self.buffer, is_to_grow) {
+            let larger = buffer.grow(buffer.size() + G).unwrap_or_else(|error| panic!("{case}: then it grew: {error}"));
+            require_marks(&larger, SEED, was.size);
+            larger.close().expect("a close");
+        }
+    }
+
+    /// Closes what there is, and what was made of it, past failures. The first is told.
+    pub(super) fn close(self, made: Option<VirtualMemoryBuffer>) -> Result<(), Error> {
+        let buffers = made.into_iter().chain(self.aliases).chain(self.buffer);
+        let closed = buffers.map(|buffer| buffer.close().map_err(Error::from));
+        closed.fold(Ok(()), Result::and)
+    }
+}

@@ -1,0 +1,171 @@
+//! Closing and dropping.
+
+use cuvmm::{CUresult, Call, Error, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
+use cuvmm_tests::{Backend, G, ROOM, Ranges, Stream, occupy_behind, with_room_behind};
+
+use crate::chunked;
+use crate::grow::waiting;
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        operation: "close",
+        path: "one chunk",
+        set_up: |backend| unattended(chunked(backend, 1, G)),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "three chunks, each in a reservation of its own",
+        set_up: |backend| unattended(side_by_side(backend)),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "three chunks that moved",
+        set_up: |backend| unattended(moved(backend)),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "no memory, with capacity",
+        set_up: |backend| unattended(backend.resource().allocate_with_capacity(0, 4 * G).unwrap()),
+        operate: close,
+        exception: nothing_to_wait_for,
+    },
+    Row {
+        operation: "close",
+        path: "memory that another maps",
+        set_up: |backend| beside_an_alias(backend, G),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "a chunk behind what another maps",
+        set_up: |backend| beside_an_alias(backend, 2 * G),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "waiting for the default stream",
+        set_up: |backend| Scene::of(chunked(backend, 1, G)),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "waiting for a stream and a fence",
+        set_up: |backend| waiting(backend, Scene::of(chunked(backend, 1, G))),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close_on",
+        path: "waiting for that stream and a fence",
+        set_up: |backend| {
+            let mut scene = waiting(backend, Scene::of(chunked(backend, 1, G)));
+            scene.streams.insert(0, Stream::non_blocking(&backend.device));
+            scene
+        },
+        operate: |scene| {
+            let stream: StreamRef = scene.streams[0].clone();
+            let closed = scene.take().close_on(&stream);
+            settle(scene, closed)
+        },
+        exception: none,
+    },
+    Row {
+        operation: "drop",
+        path: "one chunk",
+        set_up: |backend| unattended(chunked(backend, 1, G)),
+        operate: dropped,
+        exception: silent,
+    },
+    Row {
+        operation: "drop",
+        path: "three chunks, each in a reservation of its own",
+        set_up: |backend| unattended(side_by_side(backend)),
+        operate: dropped,
+        exception: silent,
+    },
+    Row {
+        operation: "drop",
+        path: "waiting for a stream and a fence",
+        set_up: |backend| waiting(backend, Scene::of(chunked(backend, 1, G))),
+        operate: dropped,
+        exception: silent,
+    },
+];
+
+/// A scene whose buffer waits for nothing, so that closing it tears down and no more.
+fn unattended(buffer: VirtualMemoryBuffer) -> Scene {
+    buffer.set_release(Release::Caller).unwrap();
+    Scene::of(buffer)
+}
+
+fn side_by_side(backend: &Backend) -> VirtualMemoryBuffer {
+    // What was stranded before may lie behind one, which then moves.
+    let mut others = Vec::new();
+    while others.len() < 64 {
+        let buffer = with_room_behind(&backend.resource(), ROOM);
+        let buffer = buffer.grow_into(2 * ROOM).unwrap().grow_into(3 * ROOM).unwrap();
+        if Ranges::of(&buffer).reservations.len() == 3 {
+            return buffer;
+        }
+        others.push(buffer);
+    }
+    panic!("no buffer of 64 grew in place twice");
+}
+
+fn moved(backend: &Backend) -> VirtualMemoryBuffer {
+    let buffer = chunked(backend, 2, ROOM);
+    let occupied = occupy_behind(&buffer);
+    let moved = buffer.grow_into(ROOM + G).unwrap();
+    drop(occupied);
+    assert_eq!(moved.chunks().len(), 3);
+    moved
+}
+
+/// A buffer of so many bytes whose first chunk an alias maps, too.
+fn beside_an_alias(backend: &Backend, size: usize) -> Scene {
+    let first = chunked(backend, 1, 8 * G);
+    let mut scene = unattended(first.grow(size).unwrap());
+    scene.aliases.push(first);
+    scene
+}
+
+fn close(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    let closed = scene.take().close();
+    settle(scene, closed)
+}
+
+/// Puts the buffer back where it was not closed.
+fn settle(scene: &mut Scene, closed: Result<(), cuvmm::CloseError>) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    closed.map(|()| None).map_err(|error| {
+        let (error, buffer) = error.into_parts();
+        scene.buffer = buffer;
+        error.into()
+    })
+}
+
+fn dropped(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    drop(scene.take());
+    Ok(None)
+}
+
+/// Whether the thread is in a host function is asked before anything that could wait. Here nothing does, and the call that
+/// follows answers for itself.
+fn nothing_to_wait_for(failing: Failing) -> Option<Verdict> {
+    let is_asked = failing.step.call == Call::cuCtxGetCurrent && failing.code != CUresult::NOT_PERMITTED;
+    is_asked.then_some(Verdict::Overcome)
+}
+
+/// A drop has nobody to tell.
+fn silent(_: Failing) -> Option<Verdict> {
+    Some(Verdict::Silent)
+}

@@ -1,0 +1,41 @@
+//! The fault matrix: every driver call of every operation, on each of its paths, failed with each code that the driver may
+//! answer, before its effect and after it. `cargo test -p cuvmm-tests --test fault_matrix -- --nocapture` shows the counts.
+#![deny(unsafe_code)]
+// This crate is part of tests: what it did not expect is to stop the test that it happened in.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod allocate;
+mod close;
+mod grow;
+
+use cuvmm::VirtualMemoryBuffer;
+use cuvmm_tests::matrix::fail_every_call;
+use cuvmm_tests::{Backend, G};
+
+cuvmm_tests::suite!(
+    every_failing_call_of_allocating_is_told_and_leaves_nothing,
+    every_failing_call_of_growing_is_told_and_leaves_the_buffer_as_it_was,
+    every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone,
+);
+
+fn every_failing_call_of_allocating_is_told_and_leaves_nothing(backend: &Backend) {
+    fail_every_call(backend, allocate::ROWS);
+}
+
+fn every_failing_call_of_growing_is_told_and_leaves_the_buffer_as_it_was(backend: &Backend) {
+    fail_every_call(backend, grow::ROWS);
+}
+
+fn every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone(backend: &Backend) {
+    fail_every_call(backend, close::ROWS);
+}
+
+/// A buffer of `chunks` chunks of one granule, with capacity for `capacity` bytes.
+fn chunked(backend: &Backend, chunks: usize, capacity: usize) -> VirtualMemoryBuffer {
+    let mut buffer = backend.resource().allocate_with_capacity(G, capacity).unwrap();
+    for chunk in 1..chunks {
+        buffer = buffer.grow_into((chunk + 1) * G).unwrap();
+    }
+    assert_eq!(buffer.chunks().len(), chunks);
+    buffer
+}

@@ -1,0 +1,176 @@
+//! What closing waits with made to fail, with work under way: no memory goes under it. That each failing call is told,
+//! and what it leaves, is the fault matrix's matter.
+#![deny(unsafe_code)]
+// This crate is part of tests: what it did not expect is to stop the test that it happened in.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use cuvmm::{CUresult, Call, Error, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm_sim::faults::When;
+use cuvmm_tests::{Backend, G, Gate, Left, Step, Stream, queue_fill, steps};
+
+cuvmm_tests::suite!(
+    a_wait_that_fails_is_told_and_the_memory_is_freed,
+    a_fence_that_fails_is_told_and_the_memory_is_freed,
+    no_failing_call_of_the_gate_frees_memory_under_work,
+    no_failing_call_of_the_default_gate_frees_memory_under_work,
+    a_wait_that_a_capture_refuses_gives_the_buffer_back,
+);
+
+/// Closes a buffer while that call fails, and demands that this is told and that the buffer is gone.
+#[track_caller]
+fn close_failing(backend: &Backend, buffer: VirtualMemoryBuffer, step: Step, code: CUresult) {
+    let fired = backend.faults.fired();
+    backend.faults.fail(step.call, step.nth, code, When::Before);
+    let (error, buffer) = buffer.close().expect_err("an error to tell").into_parts();
+    backend.faults.clear();
+    assert_eq!(backend.faults.fired(), fired + 1);
+    let error = Error::from(error);
+    assert_eq!((error.call(), error.code()), (Some(step.call), Some(code)), "{error}");
+    assert!(buffer.is_none(), "closed all the same");
+}
+
+/// A buffer with a release stream and a fence on another, both idle.
+fn attended(backend: &Backend) -> (VirtualMemoryBuffer, StreamRef, StreamRef) {
+    let resource = backend.resource();
+    let (release, other) = (Stream::non_blocking(&backend.device), Stream::non_blocking(&backend.device));
+    let buffer = resource.allocate(G).unwrap();
+    buffer.set_release(Release::Stream(release.clone())).unwrap();
+    queue_fill(&release, &buffer, 1);
+    queue_fill(&other, &buffer, 2);
+    buffer.fence(&other).unwrap();
+    (buffer, release, other)
+}
+
+const WAIT_CODES: [CUresult; 4] =
+    [CUresult::ILLEGAL_ADDRESS, CUresult::CONTEXT_IS_DESTROYED, CUresult::INVALID_HANDLE, CUresult::LAUNCH_FAILED];
+
+fn a_wait_that_fails_is_told_and_the_memory_is_freed(backend: &Backend) {
+    for code in WAIT_CODES {
+        let mark = backend.mark();
+        let (buffer, release, other) = attended(backend);
+        // A failure before its effect waits for nothing: the test does, lest the memory go under the fill.
+        release.synchronize().unwrap();
+        close_failing(backend, buffer, Step { call: Call::cuStreamSynchronize, nth: 1 }, code);
+        drop((release, other));
+        backend.require_unchanged(&mark);
+    }
+}
+
+fn a_fence_that_fails_is_told_and_the_memory_is_freed(backend: &Backend) {
+    for code in WAIT_CODES {
+        let mark = backend.mark();
+        let (buffer, release, other) = attended(backend);
+        other.synchronize().unwrap();
+        close_failing(backend, buffer, Step { call: Call::cuEventSynchronize, nth: 1 }, code);
+        drop((release, other));
+        backend.require_unchanged(&mark);
+    }
+}
+
+/// Makes each call of closing that is not itself tearing down fail, with work on the buffer held up. Whatever fails,
+/// no memory goes under that work: either it was waited for, or the buffer comes back and can be closed after. On a
+/// thread of its own, whose context and capture mode may stay changed.
+fn fail_gate(backend: &Backend, make: impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync) {
+    let (calls, ()) = {
+        let (buffer, release, other) = make();
+        let result = steps(backend, || buffer.close().unwrap());
+        drop((release, other));
+        result
+    };
+    let gate: Vec<Step> = calls.into_iter().filter(|step| !step.call.to_string().starts_with("cuMem")).collect();
+    assert!(gate.len() > 8, "{gate:?}");
+    let mut refusals = 0;
+    for step in gate {
+        let mark = backend.mark();
+        let (buffer, release, other) = make();
+        let gates = [&release, &other].map(|stream| {
+            let gate = Gate::close(stream);
+            queue_fill(stream, &buffer, 3);
+            gate
+        });
+        buffer.fence(&other).unwrap();
+        let fired = backend.faults.fired();
+        backend.faults.fail(step.call, step.nth, CUresult::UNKNOWN, When::Before);
+        let closed = std::thread::scope(|scope| {
+            let closing = scope.spawn(|| buffer.close());
+            std::thread::sleep(Duration::from_millis(20));
+            // What could not be waited for comes back before; what can is waited for until now.
+            gates.iter().for_each(Gate::open);
+            closing.join().expect("a close")
+        });
+        backend.faults.clear();
+        assert_eq!(backend.faults.fired(), fired + 1, "{step:?}");
+        let (error, buffer) = closed.expect_err("an error to tell").into_parts();
+        let error = Error::from(error);
+        assert_eq!((error.call(), error.code()), (Some(step.call), Some(CUresult::UNKNOWN)), "{error}");
+        let lost = match buffer {
+            Some(buffer) => {
+                refusals += 1;
+                buffer.close().unwrap();
+                Left::default()
+            }
+            None => lost_at_the_gate(step),
+        };
+        backend.require_clean();
+        drop((release, other));
+        backend.require_left(&mark, lost);
+    }
+    assert!(refusals >= 2, "neither wait was refused");
+}
+
+/// What the gate leaves when a call of it fails before its effect.
+fn lost_at_the_gate(step: Step) -> Left {
+    match step.call {
+        Call::cuEventDestroy => Left { events: 1, stranded: 1, ..Left::default() },
+        Call::cuDevicePrimaryCtxRelease => Left { contexts: 1, stranded: 1, ..Left::default() },
+        // The thread's context is not restored, nor its capture mode by each second exchange.
+        Call::cuCtxPopCurrent => Left { stranded: 1, ..Left::default() },
+        Call::cuThreadExchangeStreamCaptureMode => Left { stranded: (step.nth + 1) % 2, ..Left::default() },
+        _ => Left::default(),
+    }
+}
+
+fn no_failing_call_of_the_gate_frees_memory_under_work(backend: &Backend) {
+    fail_gate(backend, || attended(backend));
+}
+
+fn no_failing_call_of_the_default_gate_frees_memory_under_work(backend: &Backend) {
+    fail_gate(backend, || {
+        let (buffer, release, other) = attended(backend);
+        release.synchronize().unwrap();
+        buffer.set_release(Release::DefaultStream).unwrap();
+        // The default stream is behind blocking streams alone.
+        (buffer, Stream::blocking(&backend.device), other)
+    });
+}
+
+fn a_wait_that_a_capture_refuses_gives_the_buffer_back(backend: &Backend) {
+    for (call, code) in [
+        (Call::cuStreamSynchronize, CUresult::STREAM_CAPTURE_UNSUPPORTED),
+        (Call::cuStreamSynchronize, CUresult::STREAM_CAPTURE_IMPLICIT),
+        (Call::cuEventSynchronize, CUresult::STREAM_CAPTURE_INVALIDATED),
+        (Call::cuStreamIsCapturing, CUresult::STREAM_CAPTURE_IMPLICIT),
+    ] {
+        let (buffer, _release, other) = attended(backend);
+        let gate = Gate::close(&other);
+        queue_fill(&other, &buffer, 3);
+        buffer.fence(&other).unwrap();
+        if call == Call::cuEventSynchronize {
+            // That wait is refused at its turn, which comes when the gate is open or not.
+            gate.open();
+        }
+        let mark = backend.mark();
+        backend.faults.fail(call, 1, code, When::Before);
+        let buffer = buffer.close().unwrap_err().into_buffer().expect("the buffer");
+        backend.faults.clear();
+        backend.require_unchanged(&mark);
+        // What it was to wait for it still waits for.
+        if call == Call::cuEventSynchronize {
+            buffer.close().unwrap();
+        } else {
+            gate.require_wait(&other, || buffer.close()).unwrap();
+        }
+    }
+}
