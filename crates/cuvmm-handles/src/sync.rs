@@ -103,6 +103,12 @@ mod modelled {
         }
     }
 
+    impl<T> FromIterator<T> for Arc<[T]> {
+        fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+            Self(Some(values.into_iter().collect()))
+        }
+    }
+
     impl<T: std::fmt::Debug + ?Sized> std::fmt::Debug for Arc<T> {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             self.0.fmt(f)
