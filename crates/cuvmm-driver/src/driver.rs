@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::device::{Device, Facts};
 use crate::error::Error;
+use crate::process::process_id;
 use crate::raw::{Call, RawDriver};
 use crate::stranded::Stranded;
 use crate::sys::{CUdevice, CUresult, CUuuid, CudaVersion};
@@ -85,7 +86,7 @@ impl Driver {
                 Ok(Facts::new(device))
             })
             .collect::<Result<_, Error>>()?;
-        let process = std::process::id();
+        let process = process_id();
         Ok(Self { inner: Arc::new(Inner { raw, process, version, devices, stranded: Stranded::default() }) })
     }
 
@@ -142,7 +143,7 @@ impl Driver {
     /// Whether this process was forked from the one that started the driver: no call works here, so nothing is
     /// to be cleaned up.
     pub fn is_forked(&self) -> bool {
-        std::process::id() != self.inner.process
+        process_id() != self.inner.process
     }
 
     /// Whether the calling thread is inside a host function or a destructor of the driver's, where every CUDA call is

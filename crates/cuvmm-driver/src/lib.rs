@@ -11,6 +11,7 @@ mod driver;
 mod error;
 mod hook;
 mod list;
+mod process;
 mod raw;
 mod stranded;
 #[allow(non_camel_case_types, reason = "the driver's own names")]
@@ -23,6 +24,7 @@ pub use device::{ComputeCapability, Device};
 pub use driver::Driver;
 pub use error::Error;
 pub use hook::{Failure, Hook, Hooked, Invocation};
+pub use process::process_id;
 pub use raw::{Call, Parameter, RawDriver, Symbol};
 pub use stranded::{Stranded, StrandedKind};
 pub use sys::{CUresult, CudaVersion};

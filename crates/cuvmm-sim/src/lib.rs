@@ -25,7 +25,6 @@ mod module;
 mod placer;
 mod pointer;
 mod policy;
-mod process;
 mod profiles;
 mod raw;
 mod reserve;

@@ -5,12 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::*;
-use cuvmm_driver::{CUresult, Call, Driver, Error};
+use cuvmm_driver::{CUresult, Call, Driver, Error, process_id};
 
 use crate::latency;
 use crate::live::{Live, Violation};
 use crate::machine::Machine;
-use crate::process;
 use crate::resolve::EntryPoint;
 use crate::session::{Answer, Session};
 use crate::state::{Home, State};
@@ -70,7 +69,7 @@ impl Shared {
 
     /// Notes whose driver it is from now on: of the process that was the first.
     pub(crate) fn mark_initialized(&self) {
-        let _ = self.process.compare_exchange(0, process::id(), Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.process.compare_exchange(0, process_id(), Ordering::AcqRel, Ordering::Acquire);
     }
 
     pub(crate) fn device_has(&self, ordinal: i32, attribute: CUdevice_attribute) -> bool {
@@ -89,7 +88,7 @@ impl Shared {
     }
 
     fn is_ours(&self) -> bool {
-        self.process.load(Ordering::Acquire) == process::id()
+        self.process.load(Ordering::Acquire) == process_id()
     }
 }
 
@@ -109,7 +108,6 @@ impl Drop for Handle {
 impl Simulator {
     /// A driver of `machine` that nobody has started yet.
     pub fn new(machine: Machine) -> Self {
-        process::keep_id();
         let state = Mutex::new(State::new(machine.preset.policy(), machine.latency));
         let shared = Shared {
             machine,

@@ -1,0 +1,88 @@
+//! The number of this process, without asking the kernel each time.
+//!
+//! It is kept in a page that the kernel wipes in a forked child, however that was made.
+//!
+//! # Safety
+//! The page is mapped for good, and only ever used as the one atomic number at its start.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_long, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+const PAGE: usize = 4096;
+
+/// The page; null before it is first needed, [`NO_PAGE`] where the kernel can't wipe.
+static KEPT: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+static NO_PAGE: AtomicU32 = AtomicU32::new(0);
+
+/// The number of this process, as [`std::process::id`] has it, but without a system call: right also in a forked child,
+/// so that whoever keeps it can tell at any call whether it was forked since.
+///
+/// ```
+/// assert_eq!(cuvmm_driver::process_id(), std::process::id());
+/// ```
+pub fn process_id() -> u32 {
+    let mut kept = KEPT.load(Ordering::Acquire);
+    if kept.is_null() {
+        kept = keep();
+    }
+    // SAFETY: the static, or the page, which is never unmapped, aligned, and zero or a number.
+    let number = unsafe { &*kept };
+    match number.load(Ordering::Relaxed) {
+        0 => {
+            let id = std::process::id();
+            if !ptr::eq(number, &NO_PAGE) {
+                number.store(id, Ordering::Relaxed);
+            }
+            id
+        }
+        id => id,
+    }
+}
+
+/// Makes the page, if the kernel can wipe one. Nothing here waits, so that no fork can come in between.
+#[cold]
+fn keep() -> *mut AtomicU32 {
+    let made = wiped_page().unwrap_or_else(|| (&raw const NO_PAGE).cast_mut());
+    match KEPT.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => made,
+        Err(first) => {
+            if !ptr::eq(made, &raw const NO_PAGE) {
+                // SAFETY: another thread was first; nobody else knows of this page.
+                unsafe { munmap(made.cast(), PAGE) };
+            }
+            first
+        }
+    }
+}
+
+/// A page of zeros that is zeros again in a forked child.
+fn wiped_page() -> Option<*mut AtomicU32> {
+    // SAFETY: a new mapping wherever the kernel likes.
+    let page = unsafe { mmap(ptr::null_mut(), PAGE, READ | WRITE, PRIVATE | ANONYMOUS, -1, 0) };
+    if page.addr() == FAILED {
+        return None;
+    }
+    // SAFETY: the page is ours, and what it loses in a child is a number that is asked for again.
+    if unsafe { madvise(page, PAGE, WIPE_ON_FORK) } != 0 {
+        // SAFETY: the page is ours, and nobody knows of it.
+        unsafe { munmap(page, PAGE) };
+        return None;
+    }
+    Some(page.cast())
+}
+
+// Linux's numbers on x86-64 and aarch64; the C library is there in any program of the standard library's.
+const READ: c_int = 1;
+const WRITE: c_int = 2;
+const PRIVATE: c_int = 2;
+const ANONYMOUS: c_int = 0x20;
+const WIPE_ON_FORK: c_int = 18;
+const FAILED: usize = usize::MAX;
+
+unsafe extern "C" {
+    fn mmap(at: *mut c_void, size: usize, access: c_int, flags: c_int, file: c_int, offset: c_long) -> *mut c_void;
+    fn madvise(at: *mut c_void, size: usize, advice: c_int) -> c_int;
+    fn munmap(at: *mut c_void, size: usize) -> c_int;
+}
