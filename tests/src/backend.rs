@@ -69,7 +69,7 @@ pub struct Left {
     /// Those of the references whose handle was imported.
     pub imported: usize,
     /// The bytes of the first device that these references and mappings keep. Where a test does not say it, only that
-    /// there are some is demanded.
+    /// there are some is demanded, of the device or the host.
     pub bytes: Option<usize>,
 }
 
@@ -110,7 +110,11 @@ impl Left {
         live.streams += self.streams;
         live.imported += self.imported;
         let bytes = |live: &Live| live.device_bytes.get(&0).copied().unwrap_or(0);
-        let more = self.known_bytes().unwrap_or_else(|| bytes(is).saturating_sub(bytes(was)).max(1));
+        let is_of_the_host = self.known_bytes().is_none() && is.host_bytes > was.host_bytes;
+        let more = self.known_bytes().unwrap_or_else(|| bytes(is).saturating_sub(bytes(was)));
+        live.host_bytes += if is_of_the_host { is.host_bytes - was.host_bytes } else { 0 };
+        // There are some.
+        let more = if self.known_bytes().is_none() && !is_of_the_host { more.max(1) } else { more };
         if more > 0 {
             *live.device_bytes.entry(0).or_default() += more;
         }
@@ -252,13 +256,18 @@ impl Backend {
 
     /// A resource whose memory can't be exported.
     pub fn resource(&self) -> VirtualMemoryResource {
-        VirtualMemoryResource::new(&self.device, Options::new()).expect("a resource")
+        self.resource_with(Options::new())
     }
 
     /// A resource whose memory can be exported.
     pub fn shareable(&self) -> VirtualMemoryResource {
-        let options = Options::new().handle_kind(HandleKind::PosixFd);
-        VirtualMemoryResource::new(&self.device, options).expect("a resource of shareable memory")
+        self.resource_with(Options::new().handle_kind(HandleKind::PosixFd))
+    }
+
+    /// A resource of the first device with these options.
+    #[track_caller]
+    pub fn resource_with(&self, options: Options) -> VirtualMemoryResource {
+        VirtualMemoryResource::new(&self.device, options).expect("a resource")
     }
 
     /// Demands that nothing undefined was done.

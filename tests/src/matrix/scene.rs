@@ -1,5 +1,6 @@
 //! [`Scene`]: what an operation works on.
 
+use cuvmm::driver::sys::CUmemAccess_flags;
 use cuvmm::handles::Reservation;
 use cuvmm::{BufferDescriptor, Error, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 
@@ -13,6 +14,8 @@ const SEED: u8 = 7;
 pub struct Scene {
     /// What its buffers are made by.
     pub resource: VirtualMemoryResource,
+    /// Another resource of the same kind of memory.
+    pub other: Option<VirtualMemoryResource>,
     /// The input.
     pub buffer: Option<VirtualMemoryBuffer>,
     /// Aliases of it, which no failure touches.
@@ -23,8 +26,8 @@ pub struct Scene {
     pub streams: Vec<StreamRef>,
     /// A descriptor of it.
     pub descriptor: Option<BufferDescriptor>,
-    /// Whether the input became a larger one, and only its old addresses were not given back.
-    pub is_grown: bool,
+    /// Whether the input became a larger or smaller one, and only what it no longer has was not given back.
+    pub is_resized: bool,
     was: Option<Shape>,
 }
 
@@ -35,6 +38,8 @@ struct Shape {
     size: usize,
     capacity: usize,
     chunks: Vec<(u64, usize)>,
+    /// What each device may do with each chunk, by the driver's word.
+    access: Vec<Vec<CUmemAccess_flags>>,
     reservations: usize,
 }
 
@@ -48,9 +53,20 @@ impl Shape {
             size: buffer.size(),
             capacity: buffer.capacity(),
             chunks: mappings.iter().map(|mapping| (mapping.address().0, mapping.size())).collect(),
+            access: access_of(buffer),
             reservations: reserved.len(),
         }
     }
+}
+
+fn access_of(buffer: &VirtualMemoryBuffer) -> Vec<Vec<CUmemAccess_flags>> {
+    let driver = buffer.resource().device().driver();
+    let mappings = buffer.mappings();
+    let granted = mappings.iter().map(|mapping| {
+        let devices = driver.devices().into_iter();
+        devices.map(|device| driver.mem_get_access(device.location(), mapping.address()).expect("an access")).collect()
+    });
+    granted.collect()
 }
 
 impl Scene {
@@ -58,12 +74,13 @@ impl Scene {
     pub fn empty(resource: VirtualMemoryResource) -> Self {
         Self {
             resource,
+            other: None,
             buffer: None,
             aliases: Vec::new(),
             occupied: None,
             streams: Vec::new(),
             descriptor: None,
-            is_grown: false,
+            is_resized: false,
             was: None,
         }
     }
@@ -105,15 +122,19 @@ impl Scene {
             return next.close().expect("a close");
         };
         if let Some(buffer) = &self.buffer {
-            assert!(self.is_grown || Shape::of(buffer) == *was, "{case}: {buffer:?} is not as it was: {was:?}");
-            require_marks(buffer, SEED, was.size);
+            assert!(self.is_resized || Shape::of(buffer) == *was, "{case}: {buffer:?} is not as it was: {was:?}");
+            require_marks(buffer, SEED, buffer.size().min(was.size));
         }
+        // What is imported has the access of whom it was imported by.
+        let made = made.filter(|_| self.descriptor.is_none());
         for buffer in self.aliases.iter().chain(made) {
             require_marks(buffer, SEED, buffer.size().min(was.size));
+            let shared = buffer.chunks().len().min(was.access.len());
+            assert_eq!(access_of(buffer)[..shared], was.access[..shared], "{case}: access");
         }
         if let (Some(buffer), true) = (&self.buffer, is_to_grow) {
             let larger = buffer.grow(buffer.size() + G).unwrap_or_else(|error| panic!("{case}: then it grew: {error}"));
-            require_marks(&larger, SEED, was.size);
+            require_marks(&larger, SEED, buffer.size().min(was.size));
             larger.close().expect("a close");
         }
     }

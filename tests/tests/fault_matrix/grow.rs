@@ -1,8 +1,11 @@
 //! Growing.
 
-use cuvmm::{Call, Error, Outcome, Release, VirtualMemoryBuffer};
+use cuvmm::{
+    Access, CUresult, Call, Error, GrowOptions, GrowthPolicy, Options, Outcome, Release, ResizeError,
+    VirtualMemoryBuffer,
+};
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
-use cuvmm_tests::{Backend, G, ROOM, Stream, occupy_behind, with_room_behind};
+use cuvmm_tests::{Backend, G, ROOM, Step, Stream, occupy_behind, with_room_behind};
 
 use crate::chunked;
 
@@ -77,6 +80,77 @@ pub(crate) const ROWS: &[Row] = &[
         exception: none,
     },
     Row {
+        operation: "grow",
+        path: "by several chunks",
+        set_up: |backend| {
+            let resource = backend.resource_with(Options::new().max_chunk(2 * G));
+            Scene::of(resource.allocate_with_capacity(G, 16 * G).unwrap())
+        },
+        operate: |scene| grow(scene, 6 * G, Outcome::InPlace),
+        exception: none,
+    },
+    Row {
+        operation: "grow",
+        path: "by more than is asked for",
+        set_up: |backend| by_step(backend, 16 * G),
+        operate: |scene| grow(scene, 2 * G, Outcome::InPlace),
+        exception: less_than_wished,
+    },
+    Row {
+        operation: "grow",
+        path: "moved, by more than is asked for",
+        set_up: |backend| {
+            let mut scene = by_step(backend, G);
+            scene.occupied = occupy_behind(scene.buffer());
+            scene
+        },
+        operate: |scene| grow(scene, ROOM + 2 * G, Outcome::Moved),
+        exception: |failing| less_than_wished(failing).or_else(|| behind_twice_or_moved(failing)),
+    },
+    Row {
+        operation: "grow_in_place",
+        path: "within the capacity",
+        set_up: |backend| Scene::of(chunked(backend, 2, 16 * G)),
+        operate: |scene| Ok(Some(scene.buffer().grow_in_place(3 * G)?)),
+        exception: none,
+    },
+    Row {
+        operation: "grow_in_place",
+        path: "across the capacity",
+        set_up: |backend| Scene::of(with_room_behind(&backend.resource(), G)),
+        operate: |scene| Ok(Some(scene.buffer().grow_in_place(ROOM + G)?)),
+        exception: behind_or_not,
+    },
+    Row {
+        operation: "grow_zeroed",
+        path: "within the capacity",
+        set_up: |backend| Scene::of(chunked(backend, 2, 16 * G)),
+        operate: |scene| grow_with(scene, 4 * G, &GrowOptions::new().zeroed()),
+        exception: done_already,
+    },
+    Row {
+        operation: "grow_zeroed",
+        path: "moved",
+        set_up: |backend| enclosed(chunked(backend, 2, ROOM)),
+        operate: |scene| grow_with(scene, ROOM + G, &GrowOptions::new().zeroed()),
+        exception: |failing| behind_or_moved(failing).or_else(|| done_already(failing)),
+    },
+    Row {
+        operation: "grow_with a chunk of another resource",
+        path: "within the capacity",
+        set_up: |backend| {
+            let other = backend.resource_with(Options::new().own_access(Access::Read).max_chunk(G));
+            let mut scene = Scene::of(chunked(backend, 2, 16 * G));
+            scene.other = Some(other);
+            scene
+        },
+        operate: |scene| {
+            let other = scene.other.clone().expect("another resource");
+            grow_with(scene, 4 * G, &GrowOptions::new().chunk_of(&other))
+        },
+        exception: none,
+    },
+    Row {
         operation: "grow_into",
         path: "within the capacity",
         set_up: |backend| Scene::of(chunked(backend, 2, 16 * G)),
@@ -126,6 +200,16 @@ pub(crate) fn waiting(backend: &Backend, mut scene: Scene) -> Scene {
     scene
 }
 
+/// A buffer that grows by eight granules at once.
+fn by_step(backend: &Backend, capacity: usize) -> Scene {
+    let resource = backend.resource_with(Options::new().growth(GrowthPolicy::Step(8 * G)));
+    Scene::of(resource.allocate_with_capacity(G, capacity).unwrap())
+}
+
+fn grow_with(scene: &mut Scene, size: usize, options: &GrowOptions) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    Ok(Some(scene.buffer().grow_with(size, options)?))
+}
+
 fn grow_anyhow(scene: &mut Scene, size: usize) -> Result<Option<VirtualMemoryBuffer>, Error> {
     Ok(Some(scene.buffer().grow(size)?))
 }
@@ -137,21 +221,56 @@ fn grow(scene: &mut Scene, size: usize, outcome: Outcome) -> Result<Option<Virtu
 }
 
 fn grow_into(scene: &mut Scene, size: usize) -> Result<Option<VirtualMemoryBuffer>, Error> {
-    match scene.take().grow_into(size) {
-        Ok(grown) => Ok(Some(grown)),
-        Err(error) => {
-            scene.is_grown = error.is_resized();
-            let (error, buffer) = error.into_parts();
-            assert_eq!(buffer.size() == size, scene.is_grown);
-            scene.buffer = Some(buffer);
-            Err(error.into())
-        }
-    }
+    let resized = scene.take().grow_into(size);
+    settle(scene, size, resized)
+}
+
+/// Puts the buffer back that comes with an error.
+pub(crate) fn settle(
+    scene: &mut Scene,
+    size: usize,
+    resized: Result<VirtualMemoryBuffer, ResizeError>,
+) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    resized.map(Some).map_err(|error| {
+        scene.is_resized = error.is_resized();
+        let (error, buffer) = error.into_parts();
+        assert_eq!(buffer.size() == size, scene.is_resized);
+        scene.buffer = Some(buffer);
+        error.into()
+    })
 }
 
 /// The first reservation is of the addresses behind: whatever it answers, it means to move. The first free is of where
 /// the driver made it instead: that it stays is no reason not to move.
-fn behind_or_moved(failing: Failing) -> Option<Verdict> {
+pub(crate) fn behind_or_moved(failing: Failing) -> Option<Verdict> {
     let is_place = matches!(failing.step.call, Call::cuMemAddressReserve | Call::cuMemAddressFree);
     (is_place && failing.step.nth == 1).then_some(Verdict::Overcome)
+}
+
+/// As [`behind_or_moved`], where as much as is wished for is tried first, and then as much as is asked for.
+fn behind_twice_or_moved(failing: Failing) -> Option<Verdict> {
+    let nth = failing.step.nth.saturating_sub(1).max(1);
+    behind_or_moved(Failing { step: Step { nth, ..failing.step }, ..failing })
+}
+
+/// Whatever the reservation of the addresses behind answers means that the buffer would have to move.
+fn behind_or_not(failing: Failing) -> Option<Verdict> {
+    let would_move = Verdict::As(|error| matches!(error, cuvmm_resource::Error::WouldMove { .. }));
+    (failing.step.call == Call::cuMemAddressReserve).then_some(would_move)
+}
+
+/// Where there is not so much memory, or address space, as is wished for, what is asked for is tried.
+fn less_than_wished(failing: Failing) -> Option<Verdict> {
+    let is_more = matches!(failing.step.call, Call::cuMemCreate | Call::cuMemAddressReserve);
+    (is_more && failing.code == CUresult::OUT_OF_MEMORY).then_some(Verdict::Overcome)
+}
+
+/// When the thread's context and capture mode are restored the memory is zero. That they are not is counted.
+pub(crate) fn done_already(failing: Failing) -> Option<Verdict> {
+    let is_restored = match failing.step.call {
+        Call::cuCtxPopCurrent => true,
+        Call::cuThreadExchangeStreamCaptureMode => failing.step.nth.is_multiple_of(2),
+        _ => false,
+    };
+    is_restored.then_some(Verdict::Overcome)
 }

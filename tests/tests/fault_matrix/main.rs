@@ -6,17 +6,34 @@
 
 mod allocate;
 mod close;
+mod construct;
 mod grow;
+mod peers;
+mod share;
+mod shrink;
 
 use cuvmm::VirtualMemoryBuffer;
 use cuvmm_tests::matrix::fail_every_call;
 use cuvmm_tests::{Backend, G};
 
 cuvmm_tests::suite!(
+    every_failing_call_of_making_a_resource_is_told_and_leaves_nothing,
     every_failing_call_of_allocating_is_told_and_leaves_nothing,
     every_failing_call_of_growing_is_told_and_leaves_the_buffer_as_it_was,
+    every_failing_call_of_shrinking_is_told_and_leaves_a_buffer,
+    every_failing_call_of_sharing_is_told_and_leaves_nothing,
     every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone,
 );
+
+cuvmm_tests::suite!(two gpus: every_failing_call_about_peers_is_told_and_leaves_what_was);
+
+fn every_failing_call_about_peers_is_told_and_leaves_what_was(backend: &Backend) {
+    fail_every_call(backend, peers::ROWS);
+}
+
+fn every_failing_call_of_making_a_resource_is_told_and_leaves_nothing(backend: &Backend) {
+    fail_every_call(backend, construct::ROWS);
+}
 
 fn every_failing_call_of_allocating_is_told_and_leaves_nothing(backend: &Backend) {
     fail_every_call(backend, allocate::ROWS);
@@ -24,6 +41,14 @@ fn every_failing_call_of_allocating_is_told_and_leaves_nothing(backend: &Backend
 
 fn every_failing_call_of_growing_is_told_and_leaves_the_buffer_as_it_was(backend: &Backend) {
     fail_every_call(backend, grow::ROWS);
+}
+
+fn every_failing_call_of_shrinking_is_told_and_leaves_a_buffer(backend: &Backend) {
+    fail_every_call(backend, shrink::ROWS);
+}
+
+fn every_failing_call_of_sharing_is_told_and_leaves_nothing(backend: &Backend) {
+    fail_every_call(backend, share::ROWS);
 }
 
 fn every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone(backend: &Backend) {
