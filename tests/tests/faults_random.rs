@@ -6,7 +6,8 @@
 
 use cuvmm::ipc::{export, import_from};
 use cuvmm::{
-    BufferDescriptor, CUresult, Call, Driver, Error, HandleKind, Options, VirtualMemoryBuffer, VirtualMemoryResource,
+    BufferDescriptor, CUresult, Call, Driver, Error, GrowOptions, GrowthPolicy, HandleKind, Options, ResizeError,
+    VirtualMemoryBuffer, VirtualMemoryResource,
 };
 use cuvmm_driver::Hooked;
 use cuvmm_sim::Live;
@@ -51,6 +52,8 @@ impl Numbers {
 /// What there is to operate on.
 struct Held {
     resource: VirtualMemoryResource,
+    /// Makes single chunks of the same kind of memory.
+    other: VirtualMemoryResource,
     buffers: Vec<VirtualMemoryBuffer>,
     descriptors: Vec<BufferDescriptor>,
 }
@@ -61,6 +64,41 @@ impl Held {
         (count > 0).then(|| self.buffers.swap_remove(numbers.below(count)))
     }
 
+    /// Does something with a buffer that stays as it is.
+    fn derive(
+        &mut self,
+        numbers: &mut Numbers,
+        operation: impl FnOnce(&VirtualMemoryBuffer, usize) -> Result<VirtualMemoryBuffer, cuvmm::resource::Error>,
+    ) -> Result<(), Error> {
+        let size = (1 + numbers.below(3)) * G;
+        let Some(buffer) = self.take(numbers) else { return Ok(()) };
+        let was = (buffer.address(), buffer.size(), buffer.chunks());
+        let made = operation(&buffer, size);
+        assert_eq!((buffer.address(), buffer.size(), buffer.chunks()), was);
+        self.buffers.push(buffer);
+        self.keep(made.map_err(Error::from))
+    }
+
+    /// Turns a buffer into one of another size.
+    fn resize(
+        &mut self,
+        size: usize,
+        buffer: VirtualMemoryBuffer,
+        operation: impl FnOnce(VirtualMemoryBuffer, usize) -> Result<VirtualMemoryBuffer, ResizeError>,
+    ) -> Result<(), Error> {
+        let before = buffer.size();
+        match operation(buffer, size) {
+            Ok(resized) => self.keep(Ok(resized)),
+            Err(error) => {
+                let is_resized = error.is_resized();
+                let (error, buffer) = error.into_parts();
+                assert_eq!(buffer.size(), if is_resized { size } else { before });
+                self.buffers.push(buffer);
+                Err(error.into())
+            }
+        }
+    }
+
     fn keep(&mut self, made: Result<VirtualMemoryBuffer, Error>) -> Result<(), Error> {
         self.buffers.push(made?);
         Ok(())
@@ -69,7 +107,7 @@ impl Held {
     /// Does something; its error.
     fn operate(&mut self, numbers: &mut Numbers) -> Result<(), Error> {
         let size = (1 + numbers.below(3)) * G;
-        match numbers.below(8) {
+        match numbers.below(14) {
             0 => {
                 let made = self.resource.allocate(size);
                 self.keep(made.map_err(Error::from))
@@ -79,26 +117,25 @@ impl Held {
                 self.keep(made.map_err(Error::from))
             }
             2 => {
-                let Some(buffer) = self.take(numbers) else { return Ok(()) };
-                let grown = buffer.grow(buffer.size() + size);
-                self.buffers.push(buffer);
-                self.keep(grown.map_err(Error::from))
+                let made = self.resource.allocate_zeroed(G);
+                self.keep(made.map_err(Error::from))
             }
-            3 => {
-                let Some(buffer) = self.take(numbers) else { return Ok(()) };
-                let before = buffer.size();
-                match buffer.grow_into(before + size) {
-                    Ok(grown) => self.keep(Ok(grown)),
-                    Err(error) => {
-                        let is_grown = error.is_resized();
-                        let (error, buffer) = error.into_parts();
-                        assert_eq!(buffer.size(), if is_grown { before + size } else { before });
-                        self.buffers.push(buffer);
-                        Err(error.into())
-                    }
-                }
+            3 => self.derive(numbers, |buffer, extra| buffer.grow(buffer.size() + extra)),
+            4 => self.derive(numbers, |buffer, extra| buffer.grow_in_place(buffer.size() + extra)),
+            5 => {
+                let options = GrowOptions::new().zeroed().chunk_of(&self.other);
+                self.derive(numbers, |buffer, _| buffer.grow_with(buffer.size() + G, &options))
             }
-            4 => {
+            6 => {
+                let Some(buffer) = self.take(numbers) else { return Ok(()) };
+                self.resize(buffer.size() + size, buffer, VirtualMemoryBuffer::grow_into)
+            }
+            7 => self.derive(numbers, |buffer, size| buffer.truncate(size.min(buffer.size()))),
+            8 | 9 => {
+                let Some(buffer) = self.take(numbers) else { return Ok(()) };
+                self.resize(numbers.below(buffer.size() / G + 1) * G, buffer, VirtualMemoryBuffer::truncate_into)
+            }
+            10 => {
                 let Some(buffer) = self.take(numbers) else { return Ok(()) };
                 buffer.close().map_err(|error| {
                     let (error, buffer) = error.into_parts();
@@ -106,14 +143,14 @@ impl Held {
                     error.into()
                 })
             }
-            5 => {
+            11 => {
                 let Some(buffer) = self.take(numbers) else { return Ok(()) };
                 let exported = export(&buffer);
                 self.buffers.push(buffer);
                 self.descriptors.push(exported?);
                 Ok(())
             }
-            6 => {
+            12 => {
                 let Some(descriptor) = self.descriptors.last() else { return Ok(()) };
                 let made = import_from(&self.resource, descriptor);
                 self.keep(made.map_err(Error::from))
@@ -130,18 +167,26 @@ impl Held {
 
 /// Demands that an operation told the first failure in it that it could not do without. Where a mapping was made, and
 /// lost, that can be the driver's own.
-fn require_first(told: Result<(), Error>, calls: &[LoggedCall], run: &str) {
+fn require_first(told: Result<(), Error>, calls: &[LoggedCall], tries_again: bool, run: &str) {
     // Dropping tells nothing.
     let Err(error) = told else { return };
     let mut failed = calls.iter().filter(|made| FAILING.contains(&made.call) && !made.result.is_success());
+    // A place that can't be had, or given back, is no reason not to take another one; nor is memory that is there at the
+    // second try.
+    let is_overcome = |made: &&LoggedCall| match made.call {
+        Call::cuMemAddressReserve | Call::cuMemAddressFree => true,
+        Call::cuMemCreate => tries_again && made.result == CUresult::OUT_OF_MEMORY,
+        _ => false,
+    };
+    if matches!(error, Error::Resource(cuvmm::resource::Error::WouldMove { .. })) {
+        return assert_eq!(failed.find(|made| !is_overcome(made)), None, "{run}: told {error}");
+    }
     if error.call().is_none() {
         // What was imported is not exported again.
         return assert_eq!(failed.next(), None, "{run}: told {error}");
     }
     let is_told = |made: &&LoggedCall| (Some(made.call), Some(made.result)) == (error.call(), error.code());
-    // A place that can't be had, or given back, is no reason not to take another one.
-    let place = |made: &&LoggedCall| matches!(made.call, Call::cuMemAddressReserve | Call::cuMemAddressFree);
-    let first = failed.find(|made| is_told(made) || !place(made));
+    let first = failed.find(|made| is_told(made) || !is_overcome(made));
     assert!(first.as_ref().is_some_and(is_told), "{run}: told {error}, and the first was {first:?}");
 }
 
@@ -154,17 +199,29 @@ fn random_failures_leave_what_they_explain_and_the_first_is_told(backend: &Backe
         let (faults, ledger) = (Faults::new(), Ledger::new());
         let hook = Both { outer: ledger.clone(), inner: faults.clone() };
         let driver = Driver::new(Hooked::new(simulator.clone(), hook)).unwrap();
-        let options = Options::new().handle_kind(HandleKind::PosixFd);
-        let resource = VirtualMemoryResource::new(&driver.device(0).unwrap(), options).unwrap();
+        let device = driver.device(0).unwrap();
+        let plain = Options::new().handle_kind(HandleKind::PosixFd);
+        let tries_again = seed % 3 == 2;
+        let options = match seed % 3 {
+            0 => plain.clone(),
+            1 => plain.clone().max_chunk(G),
+            _ => plain.clone().growth(GrowthPolicy::Step(4 * G)).on_out_of_memory(|_| true),
+        };
+        let [resource, other] = [options, plain.max_chunk(G)].map(|options| {
+            // A first use makes its stream.
+            let resource = VirtualMemoryResource::new(&device, options).unwrap();
+            resource.allocate_zeroed(G).unwrap().close().unwrap();
+            resource
+        });
 
         let mut numbers = Numbers(seed);
-        let mut held = Held { resource, buffers: Vec::new(), descriptors: Vec::new() };
+        let mut held = Held { resource, other, buffers: Vec::new(), descriptors: Vec::new() };
         faults.fail_at_random(Random::new(seed).per_thousand(60).calls(FAILING).codes(CODES));
         for _ in 0..OPERATIONS {
             let before = ledger.total();
             let told = held.operate(&mut numbers);
             errors += usize::from(told.is_err());
-            require_first(told, &ledger.log_since(before), &run);
+            require_first(told, &ledger.log_since(before), tries_again, &run);
         }
         drop(held);
         let left = driver.stranded().total();
