@@ -7,16 +7,17 @@
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(shuttle)]
-pub use modelled::{Arc, TORN};
+pub use modelled::{Arc, LOCKED, Mutex, TORN};
 #[cfg(shuttle)]
-pub use shuttle::sync::{Mutex, MutexGuard, PoisonError};
+pub use shuttle::sync::{MutexGuard, PoisonError};
 
 #[cfg(shuttle)]
 mod modelled {
     use std::cell::Cell;
     use std::ops::Deref;
-    use std::sync;
+    use std::sync::{self, LockResult};
 
+    use shuttle::sync::MutexGuard;
     use shuttle::sync::atomic::{AtomicBool, Ordering};
 
     use crate::error::Error;
@@ -31,6 +32,30 @@ mod modelled {
     thread_local! {
         /// Whether [`Arc::into_inner`] is broken on purpose: in two steps, with those of other owners in between.
         pub static TORN: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Shuttle's, which counts how often it is locked.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    thread_local! {
+        /// How many locks were taken: a model's threads are all of one thread of the system.
+        pub static LOCKED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    impl<T> Mutex<T> {
+        pub fn new(value: T) -> Self {
+            Self(shuttle::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            LOCKED.set(LOCKED.get() + 1);
+            self.0.lock()
+        }
+
+        pub fn get_mut(&mut self) -> LockResult<&mut T> {
+            self.0.get_mut()
+        }
     }
 
     /// Lets another thread go first.

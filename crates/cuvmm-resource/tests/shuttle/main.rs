@@ -10,10 +10,10 @@ mod driver;
 use std::sync::Arc;
 
 use cuvmm_driver::{Call, Driver};
-use cuvmm_handles::sync::TORN;
+use cuvmm_handles::sync::{LOCKED, TORN};
 use cuvmm_resource::{Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 use shuttle::Runner;
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, RoundRobinScheduler};
 use shuttle::thread;
 
 use crate::driver::{Checking, G, REFUSAL};
@@ -192,5 +192,39 @@ fn a_last_owner_that_is_lost_is_found() {
     explore(|| {
         TORN.set(true);
         close_with_a_refusal(Call::cuMemRelease, 3);
+    });
+}
+
+/// What each operation locks, as the README says, which the suite `own_counts` holds otherwise.
+#[test]
+fn operations_take_as_many_locks_as_the_readme_says() {
+    const README: &str = include_str!("../../README.md");
+    fn check<R>(row: &str, operation: impl FnOnce() -> R) -> R {
+        let before = LOCKED.get();
+        let result = operation();
+        let taken = LOCKED.get() - before;
+        let row = README.lines().find(|line| line.starts_with(&format!("| {row} |"))).unwrap();
+        let stated = row.split('|').filter_map(|cell| cell.trim().parse::<usize>().ok()).next_back();
+        assert_eq!(stated, Some(taken), "{row}");
+        result
+    }
+    Runner::new(RoundRobinScheduler::new(1), shuttle::Config::default()).run(|| {
+        let world = World::new();
+        let buffer = check("`allocate`", || world.resource.allocate(G).unwrap());
+        let behind = check("`grow`, in place, by a reservation behind", || buffer.grow(2 * G).unwrap());
+        assert_eq!(behind.outcome(), Some(Outcome::InPlace));
+        let alias = check("`grow`, covered", || behind.grow(G).unwrap());
+        check("`close`, beside an alias", || alias.close().unwrap());
+        drop(behind);
+        check("`close`, the last of its memory", || buffer.close().unwrap());
+
+        let mut buffer = world.resource.allocate_with_capacity(G, 10 * G).unwrap();
+        buffer = check("`grow`, in place", || buffer.grow(2 * G).unwrap());
+        for chunk in 3..=10 {
+            buffer = buffer.grow_into(chunk * G).unwrap();
+        }
+        let _taken = buffer.grow(11 * G).unwrap();
+        let moved = check("`grow`, moved, of 10 chunks", || buffer.grow(11 * G).unwrap());
+        assert_eq!(moved.outcome(), Some(Outcome::Moved));
     });
 }
