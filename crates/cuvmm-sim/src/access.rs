@@ -34,6 +34,7 @@ pub(crate) fn set(
         session.violation("access taken away under queued work");
     }
     for start in starts {
+        check_rdma(session, start)?;
         let mut devices = 0;
         for &(grantee, flags) in &grants {
             check_reach(session, start, grantee)?;
@@ -142,6 +143,16 @@ fn check_reach(session: &Session<'_>, start: u64, grantee: Grantee) -> Answer {
             let reaches = hidden || session.shared.machine.reaches(device, location.id);
             if reaches { Ok(()) } else { Err(CUresult::INVALID_VALUE) }
         }
+    }
+}
+
+/// Refuses what the machine does not grant of memory that RDMA may reach.
+fn check_rdma(session: &Session<'_>, start: u64) -> Answer {
+    let mapping = session.mappings.get(&start);
+    let reached = mapping.is_some_and(|mapping| mapping.memory.properties.alloc_flags.gpu_direct_rdma_capable != 0);
+    match session.shared.machine.rdma_grants {
+        Some(code) if reached => Err(code),
+        _ => Ok(()),
     }
 }
 

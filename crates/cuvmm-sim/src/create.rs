@@ -40,6 +40,9 @@ pub(crate) fn create(
     }
     let mut properties = properties;
     properties.alloc_flags.usage &= known_usages(session);
+    if properties.alloc_flags.gpu_direct_rdma_capable != 0 || !session.shared.machine.compresses {
+        properties.alloc_flags.compression_type = 0;
+    }
     if let Home::Node(node) = home
         && session.policy.host_reads_as_numa
         && properties.location.location_type == CUmemLocationType::HOST
@@ -157,6 +160,9 @@ fn check_flags(session: &Session<'_>, flags: CUmemAllocationPropFlags, home: Hom
     };
     let unknown_usage = flags.usage & !known_usages(session) != 0 && !session.policy.unknown_usages;
     if flags.compression_type > 1 || unknown_usage || flags.reserved != [0; 4] {
+        return Err(CUresult::INVALID_VALUE);
+    }
+    if matches!(home, Home::Node(_)) && (flags.compression_type != 0 || flags.gpu_direct_rdma_capable != 0) {
         return Err(CUresult::INVALID_VALUE);
     }
     let compresses = flags.compression_type == 0 || has(CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED);

@@ -41,6 +41,12 @@ pub struct Machine {
     pub preset: Preset,
     /// What becomes of a hinted reservation.
     pub hints: Hints,
+    /// What granting access to memory that RDMA may reach fails with, as under WSL, whatever the attribute says; none
+    /// for nothing.
+    pub rdma_grants: Option<CUresult>,
+    /// Whether memory is compressible that was asked to be: where not, it is made all the same. What RDMA may reach never
+    /// is.
+    pub compresses: bool,
     /// The most bytes that may be reserved at once; none for as much as the process can have.
     pub address_window: Option<u64>,
     /// The most open files that sharing memory may take in this process; none for as many as the process can have.

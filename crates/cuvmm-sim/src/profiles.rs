@@ -20,6 +20,8 @@ impl Machine {
             driver_version: CudaVersion(13000),
             preset: Preset::Strict,
             hints: Hints::ByPreset,
+            rdma_grants: None,
+            compresses: true,
             address_window: None,
             open_files: None,
             poison: Some(0xA5),

@@ -77,6 +77,8 @@ fn flags_need_the_attribute_that_allows_them() {
         let handle = able.create_as(UNIT, &properties).unwrap();
         assert_eq!(able.properties(handle).unwrap().alloc_flags, properties.alloc_flags);
         assert_eq!(unable.create_as(UNIT, &properties), Err(801));
+        let node = CUmemAllocationProp { location: CUmemLocation::host_numa(0), ..properties };
+        assert_eq!(able.create_as(UNIT, &node), Err(1), "the host's memory has none");
     }
     assert_eq!(able.create_as(UNIT, &reserved), Err(1));
 }

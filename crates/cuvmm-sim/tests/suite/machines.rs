@@ -89,6 +89,38 @@ fn the_odd_machine_has_neither_rdma_nor_compression_nor_dma_bufs() {
 }
 
 #[test]
+fn a_machine_may_grant_nothing_that_rdma_may_reach() {
+    let mut machine = Machine::h200();
+    machine.rdma_grants = Some(CUresult::INVALID_VALUE);
+    let gpu = Gpu::new(machine);
+    assert!(gpu.driver.device(0).unwrap().supports_rdma().unwrap());
+    let mut properties = device_memory(0, NONE);
+    let plain = gpu.create_as(UNIT, &properties).unwrap();
+    properties.alloc_flags.gpu_direct_rdma_capable = 1;
+    let reached = gpu.create_as(UNIT, &properties).unwrap();
+    for (handle, code) in [(reached, 1), (plain, 0)] {
+        let address = gpu.reserve(UNIT, 0, 0).unwrap();
+        assert_eq!(gpu.map(address, UNIT, handle), 0);
+        assert_eq!(gpu.grant(address, UNIT, &[read_write(0)]), code);
+    }
+}
+
+#[test]
+fn a_machine_may_compress_nothing_and_none_compresses_what_rdma_may_reach() {
+    for (compresses, rdma, compressed) in [(true, 0, 1), (true, 1, 0), (false, 0, 0)] {
+        let mut machine = Machine::h200();
+        machine.compresses = compresses;
+        let gpu = Gpu::new(machine);
+        let mut properties = device_memory(0, NONE);
+        properties.alloc_flags.compression_type = 1;
+        properties.alloc_flags.gpu_direct_rdma_capable = rdma;
+        let handle = gpu.create_as(UNIT, &properties).unwrap();
+        let flags = gpu.properties(handle).unwrap().alloc_flags;
+        assert_eq!((flags.compression_type, flags.gpu_direct_rdma_capable), (compressed, rdma));
+    }
+}
+
+#[test]
 fn a_host_without_numa_has_node_0_and_says_minus_one() {
     let gpu = Gpu::new(Machine::h200().without_numa());
     let device = gpu.driver.device(0).unwrap();

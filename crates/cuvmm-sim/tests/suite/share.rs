@@ -100,16 +100,18 @@ fn an_imported_handle_says_where_it_is_and_is_not_exported_again() {
 
 #[test]
 fn an_imported_handle_names_compression_alone_of_the_flags_it_was_made_with() {
-    let alloc_flags =
-        CUmemAllocationPropFlags { compression_type: 1, gpu_direct_rdma_capable: 1, usage: 1, ..Default::default() };
-    let told = CUmemAllocationPropFlags { compression_type: 1, ..Default::default() };
-    let (maker, user) = (Gpu::strict(), Gpu::strict());
-    let handle = maker.create_as(UNIT, &CUmemAllocationProp { alloc_flags, ..device_memory(0, POSIX) }).unwrap();
-    let imported = user.import(&maker.export(handle).unwrap()).unwrap();
-    assert_eq!(user.properties(imported).unwrap().alloc_flags, told);
-    let own = maker.import(&maker.export(handle).unwrap()).unwrap();
-    assert_eq!(maker.properties(own).unwrap().alloc_flags, told);
-    assert_eq!(maker.properties(handle).unwrap().alloc_flags, alloc_flags);
+    let compressed = CUmemAllocationPropFlags { compression_type: 1, usage: 1, ..Default::default() };
+    let for_rdma = CUmemAllocationPropFlags { gpu_direct_rdma_capable: 1, usage: 1, ..Default::default() };
+    for (alloc_flags, compression_type) in [(compressed, 1), (for_rdma, 0)] {
+        let told = CUmemAllocationPropFlags { compression_type, ..Default::default() };
+        let (maker, user) = (Gpu::strict(), Gpu::strict());
+        let handle = maker.create_as(UNIT, &CUmemAllocationProp { alloc_flags, ..device_memory(0, POSIX) }).unwrap();
+        let imported = user.import(&maker.export(handle).unwrap()).unwrap();
+        assert_eq!(user.properties(imported).unwrap().alloc_flags, told);
+        let own = maker.import(&maker.export(handle).unwrap()).unwrap();
+        assert_eq!(maker.properties(own).unwrap().alloc_flags, told);
+        assert_eq!(maker.properties(handle).unwrap().alloc_flags, alloc_flags);
+    }
 }
 
 #[test]
