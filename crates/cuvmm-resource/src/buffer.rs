@@ -68,6 +68,10 @@ pub struct Chunk {
     pub access: Vec<CUmemAccessDesc>,
     /// The kinds of handle that it was made for; none where it was not made here.
     pub handle_kinds: CUmemAllocationHandleType,
+    /// Whether it was made for network cards to reach it (GPUDirect RDMA); false where it was not made here.
+    pub rdma: bool,
+    /// Whether it was made compressible; false where it was not made here.
+    pub compression: bool,
 }
 
 /// Contiguous device memory, at addresses that kernels use, which [grows](Self::grow) without a copy.
@@ -220,14 +224,19 @@ impl VirtualMemoryBuffer {
     /// The physical pieces that it is made of, in address order. A driver query about an address answers for the
     /// one piece around it.
     pub fn chunks(&self) -> Vec<Chunk> {
-        let chunk = |mapping: &Mapping| Chunk {
-            address: mapping.address(),
-            size: mapping.size(),
-            access: mapping.access().to_vec(),
-            handle_kinds: match mapping.allocation().origin() {
-                Origin::Created(kinds) => kinds,
-                _ => CUmemAllocationHandleType::NONE,
-            },
+        let chunk = |mapping: &Mapping| {
+            let flags = mapping.allocation().flags().unwrap_or_default();
+            Chunk {
+                address: mapping.address(),
+                size: mapping.size(),
+                access: mapping.access().to_vec(),
+                handle_kinds: match mapping.allocation().origin() {
+                    Origin::Created(kinds) => kinds,
+                    _ => CUmemAllocationHandleType::NONE,
+                },
+                rdma: flags.gpu_direct_rdma_capable != 0,
+                compression: flags.compression_type != 0,
+            }
         };
         self.mappings().into_iter().map(chunk).collect()
     }

@@ -203,7 +203,14 @@ impl Error {
 
     /// Whether less of the same could have been had.
     pub(crate) fn is_for_want_of_room(&self) -> bool {
-        matches!(self, Self::WouldMove { .. } | Self::OutOfMemory(_) | Self::AddressSpaceExhausted { .. })
+        use cuvmm_handles::Error::SizeOverflow;
+        matches!(
+            self,
+            Self::WouldMove { .. }
+                | Self::OutOfMemory(_)
+                | Self::AddressSpaceExhausted { .. }
+                | Self::Handles(SizeOverflow { .. })
+        )
     }
 
     /// The driver call concerned, where there is one.

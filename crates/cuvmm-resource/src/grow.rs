@@ -144,8 +144,8 @@ impl VirtualMemoryBuffer {
         }
         let granularity = self.resource().granularity().max(added.granularity);
         let size = granularity.round_up(new_size)?.bytes();
-        if size <= end {
-            return Ok(self.covered(size));
+        if new_size <= end {
+            return Ok(self.covered(size.min(end)));
         }
         granularity.exact(end)?;
         let needed = size - end;

@@ -178,7 +178,8 @@ pub enum Request {
     /// Not wanted.
     #[default]
     Off,
-    /// Wanted where it can be had. Whether it was had is told.
+    /// Wanted where it can be had. Whether it was had is told. Where there is no memory to try it out, there is no
+    /// resource.
     IfSupported,
     /// Wanted, or no resource.
     Required,

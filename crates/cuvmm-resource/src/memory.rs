@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use cuvmm_driver::sys::{CUdevice_attribute, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
+use cuvmm_driver::sys::{
+    CUdevice_attribute, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation,
+};
 use cuvmm_driver::{CUresult, Device, MemoryInfo, Probe};
 use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, PrimaryContext, Reservation, Room};
 
@@ -57,7 +59,7 @@ impl Memory {
         find_features(device, options, &access, &mut properties)?;
         if location.is_host() {
             // No attribute tells whether there is such a node, and whether these devices reach it.
-            match attempt(device, &properties, &access) {
+            match attempt(device, &properties, &access, None) {
                 Err(error) if !is_shortage(&error) => return Err(node_refused(location, error)),
                 _ => {}
             }
@@ -118,7 +120,9 @@ impl Memory {
             } else {
                 (room, None)
             };
-            let allocation = self.create(self.granularity.exact(first.size())?, want)?;
+            let size = self.granularity.exact(first.size())?;
+            let relief = (want == Want::Need).then_some(&self.relief);
+            let allocation = create(&self.device, size, &self.properties, relief)?;
             range = range.with(self.map(first, Arc::new(allocation))?);
             rest = behind;
         }
@@ -129,53 +133,59 @@ impl Memory {
     pub(crate) fn map(&self, room: Room, allocation: Arc<Allocation>) -> Result<Mapping, Error> {
         Ok(Mapping::map_in(room, allocation, Arc::clone(&self.access))?)
     }
+}
 
-    /// Makes memory. Where there is not so much, and it is needed, the hook is called once, and once more is tried; then
-    /// as often as the options say. No lock is held.
-    fn create(&self, size: GranularSize, want: Want) -> Result<Allocation, Error> {
-        let mut asked = false;
-        let mut retries = 0;
-        loop {
-            let error = match Allocation::create(self.device.driver(), size, &self.properties) {
-                Ok(allocation) => return Ok(allocation),
-                Err(error) => error,
-            };
-            let shortage = match error {
-                cuvmm_handles::Error::Create { bytes, error } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
-                    let granularity = size.granularity().bytes();
-                    OutOfMemory { requested: bytes, granularity, memory: self.memory_info(), error }
-                }
-                cuvmm_handles::Error::Create { error, .. }
-                    if self.handle_kind.has_fabric() && error.code() == Some(CUresult::NOT_PERMITTED) =>
-                {
-                    return Err(Error::HandleKindRefused { kind: self.handle_kind, error });
-                }
-                error => return Err(error.into()),
-            };
-            if want == Want::Wish {
-                return Err(Error::OutOfMemory(shortage));
+/// Makes memory. Where there is not so much, the hook is called once, and once more is tried; then as often as the
+/// options say. No lock is held. Without any relief, once has to do.
+fn create(
+    device: &Device,
+    size: GranularSize,
+    properties: &CUmemAllocationProp,
+    relief: Option<&Relief>,
+) -> Result<Allocation, Error> {
+    let kinds = properties.requested_handle_types;
+    let mut asked = false;
+    let mut retries = 0;
+    loop {
+        let error = match Allocation::create(device.driver(), size, properties) {
+            Ok(allocation) => return Ok(allocation),
+            Err(error) => error,
+        };
+        let shortage = match error {
+            cuvmm_handles::Error::Create { bytes, error } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
+                let memory = memory_info(device, properties.location);
+                OutOfMemory { requested: bytes, granularity: size.granularity().bytes(), memory, error }
             }
-            if !std::mem::replace(&mut asked, true) && self.relief.ask(&shortage) {
-                continue;
+            // What drivers answer without an IMEX channel.
+            cuvmm_handles::Error::Create { error, .. }
+                if kinds.contains(CUmemAllocationHandleType::FABRIC)
+                    && error.code() == Some(CUresult::NOT_PERMITTED) =>
+            {
+                return Err(Error::HandleKindRefused { kind: kinds.try_into()?, error });
             }
-            if !self.relief.wait(retries) {
-                return Err(Error::OutOfMemory(shortage));
-            }
-            retries += 1;
+            error => return Err(error.into()),
+        };
+        let Some(relief) = relief else { return Err(Error::OutOfMemory(shortage)) };
+        if !std::mem::replace(&mut asked, true) && relief.ask(&shortage) {
+            continue;
         }
+        if !relief.wait(retries) {
+            return Err(Error::OutOfMemory(shortage));
+        }
+        retries += 1;
     }
+}
 
-    /// How much memory the device has, where its primary context is active: a driver tells nobody else.
-    fn memory_info(&self) -> Option<MemoryInfo> {
-        if self.location.is_host() || !self.device.primary_ctx_is_active().ok()? {
-            return None;
-        }
-        let primary = PrimaryContext::retain(&self.device).ok()?;
-        let session = Session::require(Target::legacy(&primary)).ok()?;
-        let memory = self.device.driver().mem_get_info().ok();
-        drop(session);
-        memory
+/// How much memory the device has, where its primary context is active: a driver tells nobody else.
+fn memory_info(device: &Device, location: CUmemLocation) -> Option<MemoryInfo> {
+    if location != device.location() || !device.primary_ctx_is_active().ok()? {
+        return None;
     }
+    let primary = PrimaryContext::retain(device).ok()?;
+    let session = Session::require(Target::legacy(&primary)).ok()?;
+    let memory = device.driver().mem_get_info().ok();
+    drop(session);
+    memory
 }
 
 /// The driver's own name of a location.
@@ -259,8 +269,13 @@ fn require_handle_kind(device: &Device, kind: HandleKind) -> Result<(), Error> {
 /// Whom chunks are granted to: the own device, its peers, and for memory of the host the host.
 fn find_access(device: &Device, options: &Options, location: Location) -> Result<Arc<[CUmemAccessDesc]>, Error> {
     let mut access = vec![(device.location(), options.own_access)];
-    for (peer, granted) in options.peers.iter().filter(|(peer, _)| peer != device) {
-        if !location.is_host() && *granted != Access::None && !peer.can_access_peer(device)? {
+    for (index, (peer, granted)) in options.peers.iter().enumerate() {
+        // Of one that is named twice the last counts.
+        let is_replaced = options.peers[index + 1..].iter().any(|(later, _)| later == peer);
+        if peer == device || is_replaced || *granted == Access::None {
+            continue;
+        }
+        if !location.is_host() && !peer.can_access_peer(device)? {
             return Err(Error::PeerUnreachable { from: peer.ordinal(), to: device.ordinal() });
         }
         access.push((peer.location(), *granted));
@@ -273,7 +288,8 @@ fn find_access(device: &Device, options: &Options, location: Location) -> Result
 }
 
 /// Sets the flags that are wanted and can be had. Attributes promise what drivers then refuse (WSL), or drop without a
-/// word, so each is tried out.
+/// word, so each is tried out, those first that must be had: one may leave no room for the other. Where memory is short
+/// nothing was found out, which is no reason to go without.
 fn find_features(
     device: &Device,
     options: &Options,
@@ -281,7 +297,7 @@ fn find_features(
     properties: &mut CUmemAllocationProp,
 ) -> Result<(), Error> {
     type Set = fn(&mut CUmemAllocationProp);
-    let features: [(Request, CUdevice_attribute, &str, Set); 2] = [
+    let mut features: [(Request, CUdevice_attribute, &str, Set); 2] = [
         (
             options.rdma,
             CUdevice_attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
@@ -292,6 +308,7 @@ fn find_features(
             properties.alloc_flags.compression_type = GENERIC_COMPRESSION
         }),
     ];
+    features.sort_by_key(|(request, ..)| *request != Request::Required);
     for (request, attribute, what, set) in features {
         if request == Request::Off {
             continue;
@@ -299,7 +316,7 @@ fn find_features(
         let mut wanted = *properties;
         set(&mut wanted);
         let found = match device.attribute(attribute)? {
-            Some(1) if !options.location.is_host() => match attempt(device, &wanted, access) {
+            Some(1) if !options.location.is_host() => match attempt(device, &wanted, access, Some(&options.relief)) {
                 Ok(obtained) if obtained.alloc_flags == wanted.alloc_flags => Ok(()),
                 // Dropped without a word.
                 Ok(_) => Err(unsupported(device, what)),
@@ -309,6 +326,7 @@ fn find_features(
         };
         match (found, request) {
             (Ok(()), _) => *properties = wanted,
+            (Err(error), _) if is_shortage(&error) => return Err(error),
             (Err(error), Request::Required) => return Err(error),
             (Err(error), _) => tracing::debug!(%error, "made without {what}"),
         }
@@ -322,10 +340,11 @@ fn attempt(
     device: &Device,
     properties: &CUmemAllocationProp,
     access: &Arc<[CUmemAccessDesc]>,
+    relief: Option<&Relief>,
 ) -> Result<CUmemAllocationProp, Error> {
     let driver = device.driver();
     let size = find_granularity(device, GranularityKind::Minimum, properties, access)?.round_up(1)?;
-    let allocation = Allocation::create(driver, size, properties)?;
+    let allocation = create(device, size, properties, relief)?;
     let obtained = allocation.properties()?;
     let addresses = size.granularity().max(Reservation::GRANULARITY).round_up(1)?;
     let alignment = if addresses.bytes() > Reservation::GRANULARITY.bytes() { addresses.bytes() } else { 0 };

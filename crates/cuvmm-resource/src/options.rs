@@ -37,7 +37,7 @@ pub struct Options {
     pub address_hint: CUdeviceptr,
     /// What the resource's device may do with the memory.
     pub own_access: Access,
-    /// What other devices may do with it.
+    /// What other devices may do with it. Of one that is named twice the last counts.
     pub peers: Vec<(Device, Access)>,
     /// GPUDirect RDMA.
     pub rdma: Request,
@@ -166,9 +166,10 @@ impl Options {
         Self { growth, ..self }
     }
 
-    /// What is called when the device has not so much memory as is asked for. It may free some, of these buffers or
-    /// anybody's; when it answers `true` the allocation is tried once more, once. It is called without any lock of this
-    /// library's, and may use it.
+    /// What is called when the device has not so much memory as is asked for in one piece. It may free some, of these
+    /// buffers or anybody's; when it answers `true` that piece is tried once more, once. It is called without any lock
+    /// of this library's, and may use it: what it allocates itself calls no hook. Nor does what a
+    /// [growth policy](GrowthPolicy) only wishes for.
     ///
     /// ```
     /// # use std::sync::Mutex;

@@ -91,6 +91,12 @@ impl VirtualMemoryResource {
         self.memory().granularity
     }
 
+    /// What the sizes of chunks that come from elsewhere are multiples of: the least that works, whichever granularity
+    /// its own have.
+    pub fn least_granularity(&self) -> Granularity {
+        self.memory().least
+    }
+
     /// Whether a GPU may touch its buffers.
     pub fn is_device_accessible(&self) -> bool {
         self.memory().is_device_accessible()

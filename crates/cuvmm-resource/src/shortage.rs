@@ -1,5 +1,6 @@
 //! When the device's memory is exhausted: what is told of it, and what may be done about it.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,9 +46,12 @@ impl Relief {
         (self.times, self.pause) = (times, pause);
     }
 
-    /// Calls the hook once, and says whether to try once more. To be called without a lock: it is anybody's code.
+    /// Calls the hook once, and says whether to try once more. To be called without a lock: it is anybody's code. Not
+    /// from within a hook, which would call itself for as long as there is a stack.
     pub(crate) fn ask(&self, shortage: &OutOfMemory) -> bool {
-        self.hook.as_ref().is_some_and(|hook| hook(shortage))
+        let Some(hook) = &self.hook else { return false };
+        let Some(_asking) = Asking::begin() else { return false };
+        hook(shortage)
     }
 
     /// Waits before each retry, and says whether there is one, given how many there were.
@@ -57,6 +61,27 @@ impl Relief {
             std::thread::sleep(self.pause);
         }
         another
+    }
+}
+
+thread_local! {
+    /// Whether the thread is inside a hook.
+    static IS_ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The thread inside a hook, also one that panics.
+struct Asking;
+
+impl Asking {
+    /// None where it is inside of one already.
+    fn begin() -> Option<Self> {
+        (!IS_ASKING.replace(true)).then_some(Self)
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        IS_ASKING.set(false);
     }
 }
 

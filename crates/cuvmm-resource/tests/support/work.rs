@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cuvmm_driver::sys::{CUstream, CUstream_flags};
+use cuvmm_driver::sys::{CUstream, CUstream_flags, CUstreamCaptureMode};
 use cuvmm_driver::{Device, Driver};
 use cuvmm_resource::{StreamOwner, StreamRef, VirtualMemoryBuffer};
 
@@ -102,6 +102,23 @@ impl Held {
             std::thread::sleep(Duration::from_millis(30));
             drop(sender);
         })
+    }
+}
+
+/// Begins a capture on the stream that forbids what could be in its way, on whatever thread.
+pub(crate) fn begin_capture(foreign: &Foreign) {
+    // SAFETY: the stream is alive.
+    unsafe { foreign.device.driver().stream_begin_capture(foreign.stream, CUstreamCaptureMode::GLOBAL) }.unwrap();
+}
+
+/// Ends the capture on the stream, and says whether nothing had killed it.
+pub(crate) fn end_capture(foreign: &Foreign) -> bool {
+    let driver = foreign.device.driver();
+    // SAFETY: the stream is alive.
+    match unsafe { driver.stream_end_capture(foreign.stream) } {
+        // SAFETY: the graph is this function's.
+        Ok(graph) => unsafe { driver.graph_destroy(graph) }.is_ok(),
+        Err(_) => false,
     }
 }
 

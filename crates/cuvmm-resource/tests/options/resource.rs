@@ -1,8 +1,5 @@
 //! What a resource is made with, and what it makes: validation, granularities, address space, and memory that comes
 //! from elsewhere.
-#![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
-
-mod support;
 
 use std::sync::Arc;
 
@@ -11,7 +8,8 @@ use cuvmm_driver::{CUresult, Call};
 use cuvmm_handles::Allocation;
 use cuvmm_resource::{Error, HandleKind, Options, Outcome, Release, StreamRef, VirtualMemoryResource};
 use cuvmm_sim::{Hints, Machine, When};
-use support::{Bench, G, R};
+
+use crate::support::{Bench, G, R};
 
 const MIB: usize = 1 << 20;
 
