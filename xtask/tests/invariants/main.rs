@@ -7,5 +7,6 @@
 )]
 
 mod dependencies;
+mod options;
 mod sources;
 mod workspace;
