@@ -40,9 +40,13 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(Options::new())
+    }
+
+    fn with(options: Options) -> Self {
         let driver = Arc::new(Checking::default());
         let device = Driver::new(Arc::clone(&driver)).unwrap().device(0).unwrap();
-        let resource = VirtualMemoryResource::new(&device, Options::new().release(Release::Caller)).unwrap();
+        let resource = VirtualMemoryResource::new(&device, options.release(Release::Caller)).unwrap();
         Self { driver, resource }
     }
 
@@ -123,6 +127,38 @@ fn an_unmap_that_comes_after_the_room_is_given_back_is_found() {
         let world = World::new();
         world.driver.unmap_late();
         grow_where_others_close(&world);
+    });
+}
+
+#[test]
+fn what_is_cut_off_is_room_for_others() {
+    explore(|| {
+        let world = World::with(Options::new().max_chunk(G));
+        let buffer = world.buffer(G, 3 * G);
+        let shares = [(); 3].map(|()| Arc::clone(&buffer));
+        on_threads(shares, |buffer| {
+            let cut = buffer.grow(3 * G).unwrap().truncate_into(2 * G).unwrap();
+            cut.grow(3 * G).unwrap().close().unwrap();
+            cut.truncate_into(G).unwrap().grow_into(2 * G).unwrap().close().unwrap();
+        });
+        drop(buffer);
+        assert_eq!(world.driver.left(), [0; 3]);
+    });
+}
+
+#[test]
+fn a_grow_refused_halfway_leaves_nothing_behind() {
+    explore(|| {
+        let world = World::with(Options::new().max_chunk(G));
+        let buffer = world.buffer(G, 3 * G);
+        // The fourth of the six chunks.
+        world.driver.refuse(Call::cuMemMap, 3);
+        let shares = [(); 3].map(|()| Arc::clone(&buffer));
+        let grown = on_threads(shares, |buffer| buffer.grow(3 * G).map_err(|error| error.code()));
+        let refused: Vec<_> = grown.iter().filter_map(|grown| grown.as_ref().err()).collect();
+        assert_eq!(refused, [&Some(REFUSAL)]);
+        drop((buffer, grown));
+        assert_eq!(world.driver.left(), [0; 3]);
     });
 }
 
