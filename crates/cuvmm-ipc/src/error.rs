@@ -3,7 +3,7 @@
 use std::io;
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUmemLocationType, CUresult, CUuuid};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUmemLocationType, CUresult};
 
 use crate::descriptor::InvalidMetadata;
 use crate::file_kind::FileKind;
@@ -139,11 +139,11 @@ pub enum Error {
         /// The descriptor's.
         theirs: CUmemAllocationHandleType,
     },
-    /// The descriptor's memory is not on the resource's device.
-    #[error("the memory is on {theirs}, and the resource is made for device {ours}")]
+    /// The descriptor's memory is not where the resource's is.
+    #[error("the memory is on {theirs}, and the resource's is on {ours}")]
     WrongLocation {
-        /// The resource's device.
-        ours: CUuuid,
+        /// Where the resource's memory is.
+        ours: Location,
         /// Where the descriptor says it is.
         theirs: Location,
     },
@@ -169,14 +169,14 @@ pub enum Error {
         expected: Option<FileKind>,
     },
     /// The driver says that the imported memory lives elsewhere than the descriptor said.
-    #[error("chunk {chunk} is memory {}", elsewhere(*found, *device))]
+    #[error("chunk {chunk} is memory of {}, not of {}", whose(*found), whose(*expected))]
     OtherMemory {
         /// Which chunk.
         chunk: usize,
         /// What the driver says.
         found: CUmemLocation,
-        /// The ordinal of the resource's device.
-        device: i32,
+        /// Where the resource's memory is.
+        expected: CUmemLocation,
     },
     /// The imported memory lives on a device that this process does not see.
     #[error("the memory of chunk {chunk} is on a device that is not visible to this process")]
@@ -277,10 +277,11 @@ fn handles_are(expected: Option<FileKind>) -> String {
     )
 }
 
-fn elsewhere(found: CUmemLocation, device: i32) -> String {
-    match found.location_type {
-        CUmemLocationType::DEVICE => format!("on device {}, not {device}", found.id),
-        CUmemLocationType(kind) => format!("at location {} of type {kind}, not on device {device}", found.id),
+fn whose(location: CUmemLocation) -> String {
+    match location.location_type {
+        CUmemLocationType::DEVICE => format!("device {}", location.id),
+        CUmemLocationType::HOST_NUMA => format!("NUMA node {} of the host", location.id),
+        CUmemLocationType(kind) => format!("location {} of type {kind}", location.id),
     }
 }
 
@@ -288,6 +289,8 @@ fn elsewhere(found: CUmemLocation, device: i32) -> String {
 mod tests {
     use std::error::Error as _;
     use std::os::fd::AsFd;
+
+    use cuvmm_driver::sys::CUuuid;
 
     use super::*;
 
@@ -333,8 +336,8 @@ mod tests {
         );
         let uuid = CUuuid::default();
         check(
-            Error::WrongLocation { ours: uuid, theirs: Location::HostNuma { node: 1 } },
-            &format!("the memory is on host memory of NUMA node 1, and the resource is made for device {uuid}"),
+            Error::WrongLocation { ours: Location::HostNuma { node: 1 }, theirs: Location::Device { uuid } },
+            &format!("the memory is on device {uuid}, and the resource's is on NUMA node 1 of the host"),
         );
         check(
             Error::ChunkSize { chunk: 1, bytes: 4096, granularity: 65536 },
@@ -349,10 +352,11 @@ mod tests {
             Error::WrongFile { chunk: 1, found: kind("/"), expected: None },
             "handle 1 is a directory, and no driver's handles are that",
         );
-        let other = |found| Error::OtherMemory { chunk: 0, found, device: 0 };
-        check(other(CUmemLocation::device(1)), "chunk 0 is memory on device 1, not 0");
-        let node = CUmemLocation { location_type: CUmemLocationType::HOST_NUMA, id: 1 };
-        check(other(node), "chunk 0 is memory at location 1 of type 3, not on device 0");
+        let other = |found, expected| Error::OtherMemory { chunk: 0, found, expected };
+        let (device, node) = (CUmemLocation::device(1), CUmemLocation::host_numa(2));
+        check(other(device, node), "chunk 0 is memory of device 1, not of NUMA node 2 of the host");
+        let none = CUmemLocation::default();
+        check(other(none, device), "chunk 0 is memory of location 0 of type 0, not of device 1");
         check(
             Error::HiddenDevice { chunk: 2 },
             "the memory of chunk 2 is on a device that is not visible to this process",

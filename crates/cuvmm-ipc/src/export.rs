@@ -75,7 +75,7 @@ impl<'b> Export<'b> {
         let buffer = self.buffer;
         let id = BufferId::of_this_process(buffer.id(), buffer.generation());
         Ok(Metadata {
-            location: Some(Location::Device { uuid: buffer.resource().device().uuid()? }),
+            location: Some(Location::of(buffer.resource())?),
             id: Some(id.map_err(Error::os("read random bits"))?),
             host: HostId::current(),
             size: buffer.size(),

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cuvmm_driver::sys::CUuuid;
+use cuvmm_resource::VirtualMemoryResource;
 
 /// Which buffer a descriptor describes, as its exporter named it.
 ///
@@ -172,7 +173,7 @@ impl std::fmt::Debug for HostId {
 ///
 /// ```
 /// let location = cuvmm_ipc::Location::HostNuma { node: 1 };
-/// assert_eq!(location.to_string(), "host memory of NUMA node 1");
+/// assert_eq!(location.to_string(), "NUMA node 1 of the host");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -189,11 +190,21 @@ pub enum Location {
     },
 }
 
+impl Location {
+    /// Where a resource's memory lives. Memory that can be shared is a device's or of a node of its own.
+    pub(crate) fn of(resource: &VirtualMemoryResource) -> Result<Self, cuvmm_driver::Error> {
+        match resource.location() {
+            cuvmm_resource::Location::HostNuma(node) => Ok(Self::HostNuma { node }),
+            _ => Ok(Self::Device { uuid: resource.device().uuid()? }),
+        }
+    }
+}
+
 impl std::fmt::Display for Location {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Device { uuid } => write!(f, "device {uuid}"),
-            Self::HostNuma { node } => write!(f, "host memory of NUMA node {node}"),
+            Self::HostNuma { node } => write!(f, "NUMA node {node} of the host"),
         }
     }
 }

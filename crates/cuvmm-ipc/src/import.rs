@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use cuvmm_driver::sys::CUmemLocation;
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation};
 use cuvmm_handles::{Allocation, GranularSize};
 use cuvmm_resource::{VirtualMemoryBuffer, VirtualMemoryResource};
 
@@ -17,8 +17,11 @@ const HIDDEN_DEVICE: i32 = -2;
 /// Imports a descriptor: maps its chunks one behind the other, with the resource's own access and alignment, in a range
 /// that is exactly their sum. Each handle is closed as soon as its chunk is imported; the mapping keeps the memory.
 ///
+/// The resource is one of the same memory, a device's or that of the same NUMA node of the host, that can be shared by
+/// POSIX file descriptor. Its granularity need not be the exporter's.
+///
 /// The descriptor is not trusted. Everything that can be is checked before the driver is called: handle kind, host,
-/// device, sizes, and that each handle is a file of the kind that this driver's own handles are (found out once a device,
+/// location, sizes, and that each handle is a file of the kind that this driver's own handles are (found out once a device,
 /// by its probe). After it, the driver's own word about the memory is compared, and a size that was not true is what the
 /// driver refuses to map.
 ///
@@ -90,21 +93,22 @@ pub fn import_from(
 /// Refuses metadata that `resource` can't import. The only call is the one that asks for the device's UUID, once.
 pub(crate) fn check(resource: &VirtualMemoryResource, metadata: &Metadata) -> Result<(), Error> {
     let ours = resource.handle_kind().as_driver();
-    if metadata.handle_kind != ours || !resource.is_ipc_enabled() {
+    let posix = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+    if metadata.handle_kind != posix || !ours.contains(posix) {
         return Err(Error::WrongHandleKind { ours, theirs: metadata.handle_kind });
     }
     if let Some((ours, theirs)) = HostId::differ(HostId::current(), metadata.host) {
         return Err(Error::WrongHost { ours, theirs });
     }
     metadata.check()?;
-    let granularity = resource.granularity();
+    let granularity = resource.least_granularity();
     for (chunk, &bytes) in metadata.sizes.iter().enumerate() {
         let granularity_bytes = granularity.bytes();
         granularity.exact(bytes).map_err(|_| Error::ChunkSize { chunk, bytes, granularity: granularity_bytes })?;
     }
     if let Some(theirs) = metadata.location {
-        let ours = resource.device().uuid()?;
-        if theirs != (Location::Device { uuid: ours }) {
+        let ours = Location::of(resource)?;
+        if theirs != ours {
             return Err(Error::WrongLocation { ours, theirs });
         }
     }
@@ -127,12 +131,15 @@ pub(crate) fn import_chunk(
         Allocation::import_posix_fd(driver, handle, size)?
     };
     let found = allocation.properties()?.location;
-    let device = resource.device().ordinal();
-    if found == CUmemLocation::device(device) {
+    let expected = match resource.location() {
+        cuvmm_resource::Location::HostNuma(node) => CUmemLocation::host_numa(node),
+        _ => resource.device().location(),
+    };
+    if found == expected {
         Ok(allocation)
     } else if found == CUmemLocation::device(HIDDEN_DEVICE) {
         Err(Error::HiddenDevice { chunk })
     } else {
-        Err(Error::OtherMemory { chunk, found, device })
+        Err(Error::OtherMemory { chunk, found, expected })
     }
 }

@@ -231,7 +231,10 @@ fn memory_of_another_device_than_was_said_is_found_out_by_the_drivers_word() {
     metadata.location = Some(Location::Device { uuid: first.device().uuid().unwrap() });
     let lying = BufferDescriptor::new(metadata, handles).unwrap();
     let error = import_from(&first, &lying).unwrap_err();
-    assert!(matches!(error, Error::OtherMemory { chunk: 0, device: 0, found } if found.id == 1), "{error}");
+    assert!(
+        matches!(error, Error::OtherMemory { chunk: 0, expected, found } if (expected.id, found.id) == (0, 1)),
+        "{error}"
+    );
 
     // A process that does not see the second device is refused the import, or told -2 after it.
     let hidden = both.visible(&[0]);
