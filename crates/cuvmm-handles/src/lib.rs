@@ -5,6 +5,8 @@ mod allocation;
 mod context;
 mod error;
 mod mapping;
+#[cfg(doctest)]
+mod refused;
 mod reservation;
 mod size;
 #[cfg(not(shuttle))]

@@ -258,21 +258,8 @@ impl Reservation {
 
     /// Frees the range, as dropping it does, and says how that went. After a failure it is stranded.
     ///
-    /// It takes the value itself, and each mapping in it holds a share. So it can't be closed under a mapping:
-    ///
-    /// ```compile_fail,E0507
-    /// # use std::sync::Arc;
-    /// # use cuvmm_driver::sys::*;
-    /// # use cuvmm_handles::*;
-    /// # fn example(range: Reservation, memory: Arc<Allocation>) -> Result<(), Error> {
-    /// let range = Arc::new(range);
-    /// let mapping = Mapping::map(&range, 0, memory, Arc::new([]))?;
-    /// range.close()?; // no moving out of a share
-    /// mapping.close()
-    /// # }
-    /// ```
-    ///
-    /// A share that is the last one is the value:
+    /// It takes the value itself, and each mapping in it holds a share: so it can't be closed under a mapping. A share
+    /// that is the last one is the value:
     ///
     /// ```
     /// # use std::sync::Arc;

@@ -11,6 +11,8 @@ mod file_kind;
 mod handles;
 mod identity;
 mod import;
+#[cfg(doctest)]
+mod refused;
 mod transport;
 pub mod wire;
 

@@ -368,16 +368,6 @@ impl VirtualMemoryBuffer {
     /// # }
     /// ```
     ///
-    /// A closed buffer can't be used, nor closed again:
-    ///
-    /// ```compile_fail,E0382
-    /// # fn closed(buffer: cuvmm_resource::VirtualMemoryBuffer) -> Result<(), Box<dyn std::error::Error>> {
-    /// buffer.close()?;
-    /// buffer.address();
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
     /// # Errors
     /// [`CloseError`], with the buffer where nothing was released: [`Error::StreamCapturing`],
     /// [`Error::HostCallback`], and where work could not be waited for and may still be running. Otherwise, as after

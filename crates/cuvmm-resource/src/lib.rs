@@ -11,6 +11,8 @@ mod memory;
 mod numa;
 mod options;
 mod range;
+#[cfg(doctest)]
+mod refused;
 mod release;
 mod resource;
 mod shortage;

@@ -8,5 +8,6 @@
 
 mod dependencies;
 mod options;
+mod refused;
 mod sources;
 mod workspace;
