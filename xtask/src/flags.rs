@@ -32,6 +32,8 @@ xflags::xflags! {
             /// How many seeds.
             optional --seeds seeds: u64
         }
+        /// Run the tests of what threads share under ThreadSanitizer. Wants a nightly toolchain.
+        cmd tsan {}
         /// Check the rules that the workspace holds itself to.
         cmd tidy {}
         /// Package every crate as for publishing, and build each from its package.

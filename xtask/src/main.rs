@@ -11,6 +11,7 @@ mod release;
 mod shuttle;
 mod soak;
 mod tidy;
+mod tsan;
 
 use std::path::{self, Path};
 use std::process::ExitCode;
@@ -37,6 +38,7 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
     match flags.subcommand {
         flags::XtaskCmd::Ci(_) => ci::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Interop(_) => interop::run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Tsan(_) => tsan::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Tidy(_) => tidy::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Release(_) => release::dry_run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Shuttle(models) => {

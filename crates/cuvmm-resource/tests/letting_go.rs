@@ -218,7 +218,8 @@ fn a_panic_in_a_long_buffer_unwinds_on_a_small_stack() {
     assert_eq!(bench.simulator.violations(), []);
 }
 
-/// Runs it on a thread of its own, and demands that it is over in five seconds: that there is no deadlock.
+/// Runs it on a thread of its own, and demands that it is over in a minute, on however busy a machine: that there is no
+/// deadlock.
 #[track_caller]
 fn require_no_deadlock(work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = channel();
@@ -226,7 +227,7 @@ fn require_no_deadlock(work: impl FnOnce() + Send + 'static) {
         let ended = catch_unwind(AssertUnwindSafe(work));
         let _ = sender.send(ended.is_ok());
     });
-    assert_eq!(receiver.recv_timeout(Duration::from_secs(5)), Ok(true), "it hangs, or it panicked");
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(true), "it hangs, or it panicked");
 }
 
 /// A stream whose owner does that when it is dropped.
