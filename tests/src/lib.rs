@@ -7,6 +7,7 @@
 
 mod backend;
 pub mod conformance;
+mod foreign;
 mod gone;
 mod machine;
 pub mod matrix;
@@ -18,6 +19,7 @@ mod watch;
 mod work;
 
 pub use backend::{Backend, Kind, Left, Mark};
+pub use foreign::ForeignRange;
 pub use gone::{Ranges, Remains};
 pub use machine::Machine;
 pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};

@@ -159,6 +159,12 @@ impl VirtualMemoryBuffer {
         first.or_else(|| self.reserved.clone())
     }
 
+    /// With this release instead of the resource's, of the same driver.
+    pub(crate) fn with_release(mut self, release: Release) -> Self {
+        self.order.get_mut().unwrap_or_else(PoisonError::into_inner).release = release;
+        self
+    }
+
     /// Lets go of a buffer that nobody was told of, so that no work can be on it but a fill of ours.
     pub(crate) fn discard(self) {
         // Without the lock: with a stream goes its owner, whose drop is anybody's code.
@@ -401,9 +407,7 @@ impl VirtualMemoryBuffer {
     pub(crate) fn settle(&mut self, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
         let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !self.range.is_empty() || !order.has_no_fence() {
-            let device = self.resource.device();
-            let by_default = Some(device).filter(|_| !self.resource.location().is_host());
-            return order.settle(device.driver(), by_default, instead);
+            return self.resource.settle(order, instead);
         }
         match &self.reserved {
             Some(reserved) if matches!(reserved.driver().is_in_host_function(), Ok(true)) => {

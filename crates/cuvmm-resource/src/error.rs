@@ -177,6 +177,48 @@ pub enum Error {
         /// What its chunks add up to.
         sum: usize,
     },
+    /// An address at which no memory of the virtual memory calls is mapped: free, merely reserved, or ordinary memory.
+    #[error("no virtual memory is mapped at {address}")]
+    NotVmm {
+        /// The address.
+        address: CUdeviceptr,
+    },
+    /// A range that is not one whole reservation.
+    #[error(
+        "{size:#x} bytes at {address} are no reservation: there is one of {found_size:#x} bytes at {found_address}"
+    )]
+    NotOneReservation {
+        /// Where the range begins.
+        address: CUdeviceptr,
+        /// Its size, in bytes.
+        size: usize,
+        /// Where the reservation begins that is there.
+        found_address: CUdeviceptr,
+        /// How many bytes that has.
+        found_size: u64,
+    },
+    /// A mapping that lies partly within a range.
+    #[error("the mapping of {size:#x} bytes at {address} reaches across an end of the range")]
+    MappingAcross {
+        /// Where the mapping begins.
+        address: CUdeviceptr,
+        /// How many bytes it has.
+        size: u64,
+    },
+    /// A reservation in which memory is mapped that does not join what is mapped from its start on.
+    #[error("memory is mapped at {address}, behind a hole")]
+    MappedBehindHole {
+        /// Where.
+        address: CUdeviceptr,
+    },
+    /// Memory that does not lie where the resource's does.
+    #[error("the memory at {address} is of {}", describe(*.location))]
+    OtherLocation {
+        /// Where it is mapped.
+        address: CUdeviceptr,
+        /// Where it lies, by the driver's word.
+        location: CUmemLocation,
+    },
     /// The stream is capturing a graph: nothing was queued on it or waited for. Where the capture began in the midst of
     /// a copy or a fill, that is in the graph or was done; it is to be done again.
     #[error("the stream is capturing")]
@@ -287,6 +329,49 @@ impl CloseError {
     /// The error and the buffer.
     pub fn into_parts(self) -> (Error, Option<VirtualMemoryBuffer>) {
         (self.error, self.buffer.map(|buffer| *buffer))
+    }
+}
+
+/// Why a range that was made elsewhere was not deallocated, or not cleanly.
+///
+/// ```
+/// # use cuvmm_driver::sys::CUdeviceptr;
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let address = CUdeviceptr(1 << 40);
+/// // SAFETY: nothing is there, so nothing is given away.
+/// let error = unsafe { resource.deallocate(address, 2 << 20, Release::Caller) }.unwrap_err();
+/// assert_eq!((error.error(), error.is_deallocated()), (&Error::NotVmm { address }, false));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", if *deallocated { "the range was deallocated with an error" } else { "the range was not deallocated" })]
+pub struct DeallocateError {
+    #[source]
+    pub(crate) error: Error,
+    pub(crate) deallocated: bool,
+}
+
+impl DeallocateError {
+    /// What went wrong first.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// Whether the range is gone all the same, but for what is stranded of it. Where not, nothing was released: it is
+    /// the caller's as before.
+    pub fn is_deallocated(&self) -> bool {
+        self.deallocated
+    }
+
+    /// The error.
+    pub fn into_error(self) -> Error {
+        self.error
     }
 }
 

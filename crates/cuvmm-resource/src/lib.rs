@@ -4,6 +4,7 @@
 mod buffer;
 mod capture;
 mod error;
+mod foreign;
 mod grow;
 mod growth;
 mod kind;
@@ -22,7 +23,7 @@ mod transfer;
 mod truncate;
 
 pub use buffer::{Chunk, Outcome, VirtualMemoryBuffer};
-pub use error::{CloseError, Error, ResizeError};
+pub use error::{CloseError, DeallocateError, Error, ResizeError};
 pub use grow::GrowOptions;
 pub use growth::GrowthPolicy;
 pub use kind::{Access, GranularityKind, HandleKind, Location, Request};

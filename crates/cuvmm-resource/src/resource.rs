@@ -10,6 +10,7 @@ use crate::kind::{HandleKind, Location};
 use crate::memory::{Memory, Want};
 use crate::options::Options;
 use crate::range::Range;
+use crate::release::{Order, Unsettled};
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, PoisonError};
 
@@ -354,6 +355,13 @@ impl VirtualMemoryResource {
 
     pub(crate) fn memory(&self) -> &Memory {
         &self.inner.memory
+    }
+
+    /// Waits for all that memory of this resource is to wait for. No default stream is meant by default where it is the
+    /// host's.
+    pub(crate) fn settle(&self, order: &mut Order, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
+        let by_default = Some(self.device()).filter(|_| !self.location().is_host());
+        order.settle(self.device().driver(), by_default, instead)
     }
 
     /// The resource's own stream, which waits for no other.

@@ -4,6 +4,7 @@ mod support;
 
 use std::error::Error as _;
 
+use cuvmm_driver::sys::{CUdeviceptr, CUmemLocation};
 use cuvmm_driver::{CUresult, Call};
 use cuvmm_resource::Error;
 use cuvmm_sim::When;
@@ -30,6 +31,28 @@ fn each_error_says_what_and_how_much() {
             (None, None),
         ),
         (Error::Chunks { size: 3, sum: 2 }, "a buffer of 3 bytes can't be made of chunks of 2", (None, None)),
+        (Error::NotVmm { address: CUdeviceptr(16) }, "no virtual memory is mapped at 0x10", (None, None)),
+        (
+            Error::NotOneReservation {
+                address: CUdeviceptr(16),
+                size: 1,
+                found_address: CUdeviceptr(0),
+                found_size: 32,
+            },
+            "0x1 bytes at 0x10 are no reservation: there is one of 0x20 bytes at 0x0",
+            (None, None),
+        ),
+        (
+            Error::MappingAcross { address: CUdeviceptr(16), size: 32 },
+            "the mapping of 0x20 bytes at 0x10 reaches across an end of the range",
+            (None, None),
+        ),
+        (Error::MappedBehindHole { address: CUdeviceptr(16) }, "memory is mapped at 0x10, behind a hole", (None, None)),
+        (
+            Error::OtherLocation { address: CUdeviceptr(16), location: CUmemLocation::device(1) },
+            "the memory at 0x10 is of device 1",
+            (None, None),
+        ),
         (Error::StreamCapturing, "the stream is capturing", (None, None)),
         (Error::HostCallback, "called from a host function of the driver", (None, None)),
     ] {

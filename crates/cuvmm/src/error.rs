@@ -1,7 +1,7 @@
 //! One error for all layers.
 
 use cuvmm_driver::{CUresult, Call, LoadError};
-use cuvmm_resource::{CloseError, ResizeError};
+use cuvmm_resource::{CloseError, DeallocateError, ResizeError};
 
 /// What any layer failed with. Each layer's own error is inside, unchanged.
 ///
@@ -41,6 +41,9 @@ pub enum Error {
     /// A buffer was not grown into a larger one. It is inside.
     #[error(transparent)]
     Grow(#[from] ResizeError),
+    /// A range that was made elsewhere was not deallocated, or not cleanly.
+    #[error(transparent)]
+    Deallocate(#[from] DeallocateError),
     /// Sharing a buffer failed.
     #[error(transparent)]
     Ipc(#[from] cuvmm_ipc::Error),
@@ -56,6 +59,7 @@ impl Error {
             Self::Resource(error) => error.call(),
             Self::Close(error) => error.error().call(),
             Self::Grow(error) => error.error().call(),
+            Self::Deallocate(error) => error.error().call(),
             Self::Ipc(error) => error.call(),
         }
     }
@@ -69,6 +73,7 @@ impl Error {
             Self::Resource(error) => error.code(),
             Self::Close(error) => error.error().code(),
             Self::Grow(error) => error.error().code(),
+            Self::Deallocate(error) => error.error().code(),
             Self::Ipc(error) => error.code(),
         }
     }
