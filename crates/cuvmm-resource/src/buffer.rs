@@ -80,7 +80,8 @@ pub struct Chunk {
 /// [release stream](Self::set_release) or a [fence](Self::fence), before the last buffer over them closes.
 ///
 /// What the memory holds can change at any time, by a GPU or another process that maps it, and is undefined until
-/// it is written: bytes are copied in and out, never referred to.
+/// it is written: bytes are copied in and out. They are referred to only where somebody vouches that they stay, in memory
+/// of the host ([`as_slice`](Self::as_slice)).
 ///
 /// Dropping a buffer waits as closing it does. Where that can't be (the stream is capturing, or the drop happens in
 /// a host function of the driver's) the memory is stranded: it stays mapped, is reported through `tracing` and

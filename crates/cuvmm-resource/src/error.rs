@@ -4,7 +4,7 @@ use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation};
 use cuvmm_driver::{CUresult, Call};
 
 use crate::buffer::VirtualMemoryBuffer;
-use crate::kind::{HandleKind, describe};
+use crate::kind::{Access, HandleKind, describe};
 use crate::shortage::OutOfMemory;
 
 /// What an operation of the resource or a buffer failed with.
@@ -159,6 +159,13 @@ pub enum Error {
     /// The resource's device may not write the memory.
     #[error("memory that its device may not write can't be zeroed")]
     NotWritable,
+    /// The driver would do the copy or the fill by a device that was not granted the memory for it. Nothing was asked of
+    /// the driver.
+    #[error("the driver needs {} access to the memory for this, which was not granted", if *needed == Access::Read { "read" } else { "write" })]
+    NotAccessible {
+        /// What the device would have to be allowed: to read, or to read and write.
+        needed: Access,
+    },
     /// Bytes that do not lie within the buffer.
     #[error("{bytes} bytes at offset {offset} do not lie within a buffer of {size}")]
     OutOfBounds {
@@ -226,6 +233,9 @@ pub enum Error {
     /// The calling thread is inside a host function of the driver's, where no CUDA call is allowed.
     #[error("called from a host function of the driver")]
     HostCallback,
+    /// The process was forked from the one that the memory is of, where no call works and the memory is not mapped.
+    #[error("called in a process that was forked from the one that started the driver")]
+    Forked,
 }
 
 impl Error {

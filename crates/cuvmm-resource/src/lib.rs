@@ -7,6 +7,7 @@ mod error;
 mod foreign;
 mod grow;
 mod growth;
+mod host;
 mod kind;
 mod memory;
 mod numa;

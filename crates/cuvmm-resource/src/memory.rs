@@ -4,6 +4,7 @@ use std::path::Path;
 
 use cuvmm_driver::sys::{
     CUdevice_attribute, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation,
+    CUmemLocationType,
 };
 use cuvmm_driver::{CUresult, Device, MemoryInfo, Probe};
 use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, PrimaryContext, Reservation, Room};
@@ -41,7 +42,7 @@ pub(crate) struct Memory {
     pub(crate) granularity: Granularity,
     /// What chunks that come from elsewhere are multiples of.
     pub(crate) least: Granularity,
-    /// Whom each chunk is granted to.
+    /// Whom each chunk is granted to: for memory of the host, the host among them, to read and write.
     pub(crate) access: Arc<[CUmemAccessDesc]>,
     /// The most bytes of one chunk.
     max_chunk: usize,
@@ -89,7 +90,7 @@ impl Memory {
 
     /// Whether a GPU may touch it.
     pub(crate) fn is_device_accessible(&self) -> bool {
-        self.access.iter().any(|desc| desc.location.location_type == CUmemLocation::device(0).location_type)
+        self.access.iter().any(|desc| desc.location.location_type == CUmemLocationType::DEVICE)
     }
 
     /// Refuses to write what nobody here may: memory of the device that this may not write.
@@ -109,6 +110,15 @@ impl Memory {
             Some((_, what)) => Err(Error::ChunkMismatch { what }),
             None => Ok(()),
         }
+    }
+
+    /// Refuses memory of a device where that of the host is wanted, which copies of ours touch themselves. The driver
+    /// refuses to let the host have it, too. What else such memory is, its maker knows.
+    pub(crate) fn require_hosts(&self, allocation: &Allocation) -> Result<(), Error> {
+        if !self.location.is_host() || is_host(allocation.properties()?.location) {
+            return Ok(());
+        }
+        Err(Error::ChunkMismatch { what: "location" })
     }
 
     /// Fills the room that lies behind a range with memory of this kind, in chunks as large as they may be.
@@ -195,6 +205,11 @@ fn place(device: &Device, location: Location) -> CUmemLocation {
         Location::HostNuma(node) => CUmemLocation::host_numa(node),
         Location::Host | Location::HostNumaCurrent => CUmemLocation::host(),
     }
+}
+
+/// Whether a location is the host, by any of the driver's names.
+pub(crate) fn is_host(location: CUmemLocation) -> bool {
+    matches!(location.location_type, CUmemLocationType::HOST | CUmemLocationType::HOST_NUMA)
 }
 
 /// Where the memory is to lie: with a node that is there, and never the current one unnamed, which no driver takes.

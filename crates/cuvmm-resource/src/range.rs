@@ -3,7 +3,7 @@
 //! Each node holds one mapping and its parent, so that a grow shares the old nodes and adds one, whatever their
 //! number. Nodes are let go of iteratively, the last first.
 
-use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc};
 use cuvmm_handles::Mapping;
 
 use crate::sync::Arc;
@@ -24,18 +24,20 @@ struct Node {
     end: usize,
     /// Mappings up to and with this one.
     count: usize,
+    /// What each of those is granted.
+    common: Arc<[CUmemAccessDesc]>,
 }
 
 impl Range {
     /// This range with one mapping more, which begins where it ends.
     pub(crate) fn with(mut self, mapping: Mapping) -> Self {
-        let (base, end, count) = match &self.tail {
-            Some(tail) => (tail.base, tail.end, tail.count),
-            None => (mapping.address(), 0, 0),
+        let (base, end, count, common) = match &self.tail {
+            Some(tail) => (tail.base, tail.end, tail.count, in_both(&tail.common, mapping.access())),
+            None => (mapping.address(), 0, 0, Arc::clone(mapping.access())),
         };
         // The sum is bounded by the address space that the mappings lie in.
         let end = end.saturating_add(mapping.size());
-        let node = Node { parent: self.tail.take(), mapping, base, end, count: count + 1 };
+        let node = Node { parent: self.tail.take(), mapping, base, end, count: count + 1, common };
         Self { tail: Some(Arc::new(node)) }
     }
 
@@ -80,6 +82,22 @@ impl Range {
         mappings
     }
 
+    /// Whether every mapping that the bytes from `start` to `end` lie in has such access. As a rule all mappings have the
+    /// same, and what they have in common tells: the number of them does not matter.
+    pub(crate) fn is_granted(&self, start: usize, end: usize, is_such: impl Fn(&[CUmemAccessDesc]) -> bool) -> bool {
+        let mut next = self.tail.as_ref();
+        if next.is_some_and(|tail| is_such(&tail.common)) {
+            return end <= self.end();
+        }
+        while let Some(node) = next.filter(|node| node.end > start) {
+            if node.end - node.mapping.size() < end && !is_such(node.mapping.access()) {
+                return false;
+            }
+            next = node.parent.as_ref();
+        }
+        end <= self.end()
+    }
+
     /// Those of its mappings, from the first, that begin before `bytes` bytes from its base.
     pub(crate) fn prefix(&self, bytes: usize) -> Self {
         let mut tail = &self.tail;
@@ -106,6 +124,14 @@ impl Range {
         }
         first
     }
+}
+
+/// What is in both of these.
+fn in_both(one: &Arc<[CUmemAccessDesc]>, other: &Arc<[CUmemAccessDesc]>) -> Arc<[CUmemAccessDesc]> {
+    if Arc::ptr_eq(one, other) || one.iter().all(|desc| other.contains(desc)) {
+        return Arc::clone(one);
+    }
+    one.iter().filter(|desc| other.contains(desc)).copied().collect()
 }
 
 impl Drop for Range {

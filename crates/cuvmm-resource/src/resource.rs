@@ -244,8 +244,8 @@ impl VirtualMemoryResource {
     ///
     /// # Errors
     /// [`Error::Handles`] for a chunk that is no multiple of the least granularity, [`Error::Chunks`] for one of no bytes
-    /// and for a size that they do not cover, all before any call; what `next` and the driver answer. Nothing is left
-    /// behind.
+    /// and for a size that they do not cover, all before any call; what `next` and the driver answer;
+    /// [`Error::ChunkMismatch`] for memory of a device where this resource's is the host's. Nothing is left behind.
     pub fn map_chunks<E: From<Error>>(
         &self,
         chunks: &[usize],
@@ -261,8 +261,9 @@ impl VirtualMemoryResource {
         let mut range = Range::default();
         for (index, chunk) in sizes.into_iter().enumerate() {
             let room = reservation.take(range.end(), chunk.bytes()).map_err(Error::from)?;
-            let allocation = Arc::new(next(index, chunk)?);
-            range = range.with(self.memory().map(room, allocation)?);
+            let allocation = next(index, chunk)?;
+            self.memory().require_hosts(&allocation)?;
+            range = range.with(self.memory().map(room, Arc::new(allocation))?);
         }
         Ok(VirtualMemoryBuffer::new(self, range, size, None))
     }

@@ -1,7 +1,8 @@
 //! Copies between a buffer and the host, and fills: what users and tests need to see bytes.
 //!
 //! Each runs on the stream given, or on one of the resource's own that waits for no other, and is over when it
-//! returns. Lengths are exact, 0 bytes are fine, and nothing is allocated.
+//! returns. Memory of the host is copied and filled by the host where no stream is given. Lengths are exact, 0 bytes
+//! are fine, and nothing is allocated.
 //!
 //! # Safety
 //! Ranges are checked to lie within the buffer, whose memory is mapped while it is borrowed. Host memory is borrowed
@@ -10,75 +11,88 @@
 #![allow(unsafe_code)]
 
 use cuvmm_driver::Driver;
-use cuvmm_driver::sys::{CUdeviceptr, CUstream};
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemLocationType, CUstream};
 
 use crate::buffer::VirtualMemoryBuffer;
 use crate::capture::{Session, is_capture_code};
 use crate::error::Error;
+use crate::host::Words;
+use crate::kind::Access;
 use crate::stream::StreamRef;
 
+/// How a copy or a fill is done, of which everything is checked that can be without a call.
+enum Way<'a> {
+    /// There is nothing to do.
+    Nothing,
+    /// By the host, and now.
+    Host(Words<'a>),
+    /// By the driver, on a stream.
+    Driver(CUdeviceptr),
+}
+
 impl VirtualMemoryBuffer {
-    /// Copies `source` to the bytes from `offset` on. Not ordered after work on other streams.
+    /// Copies `source` to the bytes from `offset` on. Not ordered after work on other streams. Memory of the host is
+    /// written by the host, without any driver call, and needs no device that may touch it.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::HostCallback`]; what the driver answers.
+    /// [`Error::OutOfBounds`], [`Error::NotAccessible`] where the device may not write, [`Error::HostCallback`]; what the
+    /// driver answers. For memory of the host [`Error::OutOfBounds`] and [`Error::Forked`] alone.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from_host(&self, offset: usize, source: &[u8]) -> Result<(), Error> {
         self.transfer_from(None, offset, source)
     }
 
-    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`. A default stream's token
-    /// stands for the legacy default stream of the device's primary context.
+    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`, and by the driver in any case. A
+    /// default stream's token stands for the legacy default stream of the device's primary context.
     ///
     /// # Errors
-    /// As [`copy_from_host`](Self::copy_from_host); [`Error::StreamCapturing`], values of two drivers.
+    /// [`Error::OutOfBounds`], values of two drivers, [`Error::NotAccessible`] where no device that the stream could be of
+    /// may write; [`Error::StreamCapturing`], [`Error::HostCallback`]; what the driver answers.
     pub fn copy_from_host_on(&self, stream: &StreamRef, offset: usize, source: &[u8]) -> Result<(), Error> {
         self.transfer_from(Some(stream), offset, source)
     }
 
-    /// Copies the bytes from `offset` on to `destination`. Not ordered after work on other streams.
+    /// Copies the bytes from `offset` on to `destination`. Not ordered after work on other streams. Memory of the host is
+    /// read by the host, without any driver call, and needs no device that may touch it.
     ///
     /// # Errors
-    /// As [`copy_from_host`](Self::copy_from_host).
+    /// As [`copy_from_host`](Self::copy_from_host), where the device may not read.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to_host(&self, offset: usize, destination: &mut [u8]) -> Result<(), Error> {
         self.transfer_to(None, offset, destination)
     }
 
-    /// As [`copy_to_host`](Self::copy_to_host), behind the work queued on `stream`.
+    /// As [`copy_to_host`](Self::copy_to_host), behind the work queued on `stream`, and by the driver in any case.
     ///
     /// # Errors
-    /// As [`copy_from_host_on`](Self::copy_from_host_on).
+    /// As [`copy_from_host_on`](Self::copy_from_host_on), where no device that the stream could be of may read.
     pub fn copy_to_host_on(&self, stream: &StreamRef, offset: usize, destination: &mut [u8]) -> Result<(), Error> {
         self.transfer_to(Some(stream), offset, destination)
     }
 
-    /// Sets `bytes` bytes from `offset` on to `value`. Not ordered after work on other streams.
+    /// Sets `bytes` bytes from `offset` on to `value`. Not ordered after work on other streams. Memory of the host is
+    /// written by the host, as [`copy_from_host`](Self::copy_from_host) does.
     ///
     /// # Errors
     /// As [`copy_from_host`](Self::copy_from_host).
     #[doc(alias = "cuMemsetD8Async")]
     pub fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<(), Error> {
-        self.transfer_fill(None, offset, bytes, value)
+        self.transfer_fill(self.size(), None, offset, bytes, value)
     }
 
-    /// As [`fill`](Self::fill), behind the work queued on `stream`.
+    /// As [`fill`](Self::fill), behind the work queued on `stream`, and by the driver in any case.
     ///
     /// # Errors
     /// As [`copy_from_host_on`](Self::copy_from_host_on).
     pub fn fill_on(&self, stream: &StreamRef, offset: usize, bytes: usize, value: u8) -> Result<(), Error> {
-        self.transfer_fill(Some(stream), offset, bytes, value)
+        self.transfer_fill(self.size(), Some(stream), offset, bytes, value)
     }
 
     /// Sets the memory that lies `offset` bytes and more from the address to zero, also what is behind the size. Where
     /// that fails the buffer is gone, as if it had not been made.
     pub(crate) fn zeroed_from(self, offset: usize) -> Result<Self, Error> {
         let end = self.range().end();
-        let zeroed = self.transfer_within(end, None, offset, end - offset, |driver, address, stream| {
-            // SAFETY: the range was checked.
-            unsafe { driver.memset_d8_async(address, 0, end - offset, stream) }
-        });
-        match zeroed {
+        match self.transfer_fill(end, None, offset, end - offset, 0) {
             Ok(()) => Ok(self),
             Err(error) => {
                 self.discard();
@@ -88,58 +102,103 @@ impl VirtualMemoryBuffer {
     }
 
     fn transfer_from(&self, stream: Option<&StreamRef>, offset: usize, source: &[u8]) -> Result<(), Error> {
-        self.transfer(stream, offset, source.len(), |driver, address, stream| {
-            // SAFETY: the range was checked, and `source` is borrowed until the stream was waited for.
-            unsafe { driver.memcpy_htod_async(address, source.as_ptr().cast(), source.len(), stream) }
-        })
+        match self.way(self.size(), stream, Access::ReadWrite, offset, source.len())? {
+            Way::Nothing => {}
+            Way::Host(words) => words.write(source),
+            Way::Driver(address) => self.queue(stream, |driver, stream| {
+                // SAFETY: the range was checked, and `source` is borrowed until the stream was waited for.
+                unsafe { driver.memcpy_htod_async(address, source.as_ptr().cast(), source.len(), stream) }
+            })?,
+        }
+        Ok(())
     }
 
     fn transfer_to(&self, stream: Option<&StreamRef>, offset: usize, destination: &mut [u8]) -> Result<(), Error> {
         let bytes = destination.len();
-        self.transfer(stream, offset, bytes, |driver, address, stream| {
-            // SAFETY: the range was checked, and `destination` is borrowed until the stream was waited for.
-            unsafe { driver.memcpy_dtoh_async(destination.as_mut_ptr().cast(), address, bytes, stream) }
-        })
+        match self.way(self.size(), stream, Access::Read, offset, bytes)? {
+            Way::Nothing => {}
+            Way::Host(words) => words.read(destination),
+            Way::Driver(address) => self.queue(stream, |driver, stream| {
+                // SAFETY: the range was checked, and `destination` is borrowed until the stream was waited for.
+                unsafe { driver.memcpy_dtoh_async(destination.as_mut_ptr().cast(), address, bytes, stream) }
+            })?,
+        }
+        Ok(())
     }
 
-    fn transfer_fill(&self, stream: Option<&StreamRef>, offset: usize, bytes: usize, value: u8) -> Result<(), Error> {
-        self.transfer(stream, offset, bytes, |driver, address, stream| {
-            // SAFETY: the range was checked.
-            unsafe { driver.memset_d8_async(address, value, bytes, stream) }
-        })
-    }
-
-    /// Queues work on `bytes` bytes from `offset` on, within the size, and waits for it.
-    fn transfer(
-        &self,
-        stream: Option<&StreamRef>,
-        offset: usize,
-        bytes: usize,
-        queue: impl FnOnce(&Driver, CUdeviceptr, CUstream) -> Result<(), cuvmm_driver::Error>,
-    ) -> Result<(), Error> {
-        self.transfer_within(self.size(), stream, offset, bytes, queue)
-    }
-
-    /// As [`transfer`](Self::transfer), within the first `size` bytes, which are mapped.
-    fn transfer_within(
+    /// Fills within the first `size` bytes, which are mapped.
+    fn transfer_fill(
         &self,
         size: usize,
         stream: Option<&StreamRef>,
         offset: usize,
         bytes: usize,
-        queue: impl FnOnce(&Driver, CUdeviceptr, CUstream) -> Result<(), cuvmm_driver::Error>,
+        value: u8,
     ) -> Result<(), Error> {
-        let out_of_bounds = Error::OutOfBounds { offset, bytes, size };
-        if offset.checked_add(bytes).is_none_or(|end| end > size) {
-            return Err(out_of_bounds);
+        match self.way(size, stream, Access::ReadWrite, offset, bytes)? {
+            Way::Nothing => {}
+            Way::Host(words) => words.fill(value),
+            Way::Driver(address) => self.queue(stream, |driver, stream| {
+                // SAFETY: the range was checked.
+                unsafe { driver.memset_d8_async(address, value, bytes, stream) }
+            })?,
         }
+        Ok(())
+    }
+
+    /// How `bytes` bytes from `offset` on, within the first `size`, which are mapped, are copied or filled.
+    fn way(
+        &self,
+        size: usize,
+        stream: Option<&StreamRef>,
+        needed: Access,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Way<'_>, Error> {
+        let out_of_bounds = Error::OutOfBounds { offset, bytes, size };
+        let Some(end) = offset.checked_add(bytes).filter(|end| *end <= size) else {
+            return Err(out_of_bounds);
+        };
         if let Some(stream) = stream {
             self.driver().require_same(stream.driver())?;
         }
         if bytes == 0 {
-            return Ok(());
+            return Ok(Way::Nothing);
         }
-        let address = self.address().checked_add(offset).ok_or(out_of_bounds)?;
+        if stream.is_none()
+            && let Some(words) = self.words(offset, end)
+        {
+            return if self.driver().is_forked() { Err(Error::Forked) } else { Ok(Way::Host(words)) };
+        }
+        self.require_granted(stream, needed, offset, end)?;
+        Ok(Way::Driver(self.address().checked_add(offset).ok_or(out_of_bounds)?))
+    }
+
+    /// Refuses what a driver would refuse: bytes that were not granted to the device whose stream it is. A stream that was
+    /// named can be of any device, the own one or a peer; the driver knows which.
+    fn require_granted(
+        &self,
+        stream: Option<&StreamRef>,
+        needed: Access,
+        start: usize,
+        end: usize,
+    ) -> Result<(), Error> {
+        let own = self.resource().device().location();
+        let is_named = stream.is_some_and(|stream| !stream.is_default());
+        let may = |desc: &CUmemAccessDesc| {
+            let is_its = desc.location == own || is_named && desc.location.location_type == CUmemLocationType::DEVICE;
+            is_its && desc.flags >= needed.as_driver()
+        };
+        let is_granted = self.range().is_granted(start, end, |access| access.iter().any(may));
+        if is_granted { Ok(()) } else { Err(Error::NotAccessible { needed }) }
+    }
+
+    /// Queues work on the stream, or on one of the resource's own, and waits for it.
+    fn queue(
+        &self,
+        stream: Option<&StreamRef>,
+        work: impl FnOnce(&Driver, CUstream) -> Result<(), cuvmm_driver::Error>,
+    ) -> Result<(), Error> {
         let driver = self.driver();
         if driver.is_in_host_function()? {
             return Err(Error::HostCallback);
@@ -153,7 +212,7 @@ impl VirtualMemoryBuffer {
             return Err(Error::StreamCapturing);
         }
         // Waited for also where queuing failed: what a failed call did is not known.
-        let queued = queue(driver, address, stream.target().stream());
+        let queued = work(driver, stream.target().stream());
         let finished = session.finish();
         if let Err(error) = &finished {
             // Nor is whether the work is over: the buffer waits for the stream before it lets go.

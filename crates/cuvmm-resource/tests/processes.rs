@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
-use cuvmm_resource::{Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_resource::{Error, Location, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Machine, Simulator};
 use support::{Bench, G};
 
@@ -141,4 +141,22 @@ fn after_the_driver_has_shut_down_closing_says_so_and_strands_nothing() {
     assert!(buffer.is_none(), "it is closed all the same");
     drop(dropped);
     assert!(bench.driver.stranded().is_empty());
+}
+
+/// Memory of the host is not a child's: a driver maps it for the process that asked.
+#[test]
+fn a_forked_child_does_not_touch_memory_of_the_host() {
+    let bench = Bench::small();
+    let resource = bench.resource(Options::new().location(Location::Host));
+    let buffer = resource.allocate(G).unwrap();
+    let code = in_child(|| {
+        let refused = [buffer.fill(0, G, 1), buffer.copy_from_host(0, &[1]), buffer.copy_to_host(0, &mut [0])];
+        let is_kept = refused.iter().all(|result| *result == Err(Error::Forked)) && buffer.host_pointer().is_none();
+        if is_kept { 42 } else { 1 }
+    });
+    assert_eq!(code, Some(42));
+    assert!(buffer.host_pointer().is_some());
+    buffer.fill(0, G, 1).unwrap();
+    drop((buffer, resource));
+    bench.assert_clean();
 }
