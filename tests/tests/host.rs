@@ -7,8 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::fd::AsFd;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 
 use cuvmm::handles::Allocation;
 use cuvmm::resource::Error;
@@ -17,12 +17,13 @@ use cuvmm::{
     VirtualMemoryResource,
 };
 use cuvmm_tests::{
-    Backend, G, Gate, ROOM, Stream, bytes_of, is_idle, occupy_behind, pattern, queue_fill, require_marks,
-    with_room_behind, write_marks,
+    Backend, G, Gate, ROOM, Stream, bytes_of, in_host_function, is_idle, occupy_behind, pattern, queue_fill,
+    require_marks, with_room_behind, write_marks,
 };
 
 cuvmm_tests::suite!(
     it_needs_no_context_and_copies_make_no_call,
+    it_is_copied_in_a_host_function_too,
     the_host_and_a_device_see_what_the_other_wrote,
     it_grows_moves_and_is_cut_with_its_bytes,
     zeroed_it_is_zero,
@@ -80,6 +81,22 @@ fn it_needs_no_context_and_copies_make_no_call(backend: &Backend) {
         assert_eq!(backend.ledger.count(call), 0, "{call:?}");
     }
     backend.require_all_gone();
+}
+
+fn it_is_copied_in_a_host_function_too(backend: &Backend) {
+    let buffer = Arc::new(granted(backend, Access::ReadWrite).allocate(G).unwrap());
+    let stream = Stream::non_blocking(&backend.device);
+    queue_fill(&stream, &buffer, 6);
+    let theirs = Arc::clone(&buffer);
+    let seen = in_host_function(&stream, move || {
+        let mut seen = [0; 8];
+        theirs.copy_to_host(3, &mut seen)?;
+        theirs.copy_from_host(1, &[7]).map(|()| seen)
+    });
+    assert_eq!(seen, Ok([6; 8]));
+    queue_fill(&stream, &buffer, 8);
+    stream.synchronize().unwrap();
+    assert_eq!(bytes_of(&buffer)[..2], [8, 8]);
 }
 
 fn the_host_and_a_device_see_what_the_other_wrote(backend: &Backend) {
