@@ -10,11 +10,11 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
+use cuvmm::driver::sys::CUmemLocation;
 use cuvmm::handles::Allocation;
 use cuvmm::resource::Error;
 use cuvmm::{
-    Access, CUresult, Call, GrowOptions, HandleKind, Location, Options, Outcome, Release, VirtualMemoryBuffer,
-    VirtualMemoryResource,
+    Access, CUresult, Call, GrowOptions, HandleKind, Location, Options, Outcome, Release, VirtualMemoryResource,
 };
 use cuvmm_tests::{
     Backend, G, Gate, ROOM, Stream, bytes_of, in_host_function, is_idle, occupy_behind, pattern, queue_fill,
@@ -29,8 +29,6 @@ cuvmm_tests::suite!(
     zeroed_it_is_zero,
     threads_that_write_side_by_side_keep_each_others_bytes,
     threads_see_copies_in_their_order,
-    what_was_not_granted_is_told_before_any_call,
-    what_a_device_may_not_do_to_its_own_memory_is_told_before_any_call,
     a_slice_of_it_is_the_memory,
     its_imports_are_touched_by_the_host_too,
     the_current_node_is_a_node,
@@ -38,12 +36,6 @@ cuvmm_tests::suite!(
     it_has_no_handles_without_a_node,
     by_default_nothing_is_waited_for,
     a_stream_that_is_given_is_waited_for,
-);
-
-cuvmm_tests::suite!(
-    two gpus:
-    a_peer_is_granted_it,
-    a_peer_alone_may_be_granted_it,
 );
 
 const PLACES: [Location; 2] = [Location::Host, Location::HostNuma(0)];
@@ -260,63 +252,6 @@ fn threads_see_copies_in_their_order(backend: &Backend) {
     });
 }
 
-/// Demands that the driver is not asked for copies and fills that need more than `access`, neither on a stream that was
-/// given nor on a default stream.
-fn require_refused(backend: &Backend, buffer: &VirtualMemoryBuffer, access: Access) {
-    let [token, ..] = Stream::tokens(&backend.driver);
-    let named = Stream::non_blocking(&backend.device);
-    for stream in [&token, &named] {
-        backend.require_no_call(|| {
-            let refused = Err(Error::NotAccessible { needed: Access::ReadWrite });
-            assert_eq!(buffer.fill_on(stream, 0, 1, 1), refused);
-            assert_eq!(buffer.copy_from_host_on(stream, G - 1, &[1]), refused);
-            // What is refused for other reasons, or is nothing, is so first.
-            assert!(matches!(buffer.fill_on(stream, G, 1, 1), Err(Error::OutOfBounds { .. })));
-            buffer.fill_on(stream, 1, 0, 1).unwrap();
-        });
-        let read = || buffer.copy_to_host_on(stream, 0, &mut [0]);
-        match access {
-            Access::None => {
-                let result = backend.require_no_call(read);
-                assert_eq!(result, Err(Error::NotAccessible { needed: Access::Read }));
-            }
-            _ => read().unwrap(),
-        }
-    }
-}
-
-fn what_was_not_granted_is_told_before_any_call(backend: &Backend) {
-    for access in [Access::None, Access::Read] {
-        let buffer = granted(backend, access).allocate(G).unwrap();
-        require_refused(backend, &buffer, access);
-        // The host may always.
-        write_marks(&buffer, 1);
-        require_marks(&buffer, 1, G);
-    }
-}
-
-fn what_a_device_may_not_do_to_its_own_memory_is_told_before_any_call(backend: &Backend) {
-    for access in [Access::None, Access::Read] {
-        let resource = resource(backend, Options::new().own_access(access));
-        let buffer = resource.allocate(G).unwrap();
-        require_refused(backend, &buffer, access);
-        backend.require_no_call(|| {
-            let refused = Err(Error::NotAccessible { needed: Access::ReadWrite });
-            assert_eq!(buffer.fill(0, 1, 1), refused);
-            assert_eq!(buffer.copy_from_host(0, &[1]), refused);
-            assert_eq!(resource.allocate_zeroed(G).map(drop), Err(Error::NotWritable));
-        });
-        let read = || buffer.copy_to_host(0, &mut [0]);
-        match access {
-            Access::None => {
-                let result = backend.require_no_call(read);
-                assert_eq!(result, Err(Error::NotAccessible { needed: Access::Read }));
-            }
-            _ => read().unwrap(),
-        }
-    }
-}
-
 fn a_slice_of_it_is_the_memory(backend: &Backend) {
     let resource = granted(backend, Access::ReadWrite);
     let mut buffer = resource.allocate(G).unwrap().grow_into(2 * G).unwrap();
@@ -365,7 +300,7 @@ fn the_current_node_is_a_node(backend: &Backend) {
     assert!(node >= 0);
     let buffer = resource.allocate(G).unwrap();
     let made = buffer.mappings()[0].allocation().properties().unwrap().location;
-    assert_eq!(made, cuvmm::driver::sys::CUmemLocation::host_numa(node));
+    assert_eq!(made, CUmemLocation::host_numa(node));
 }
 
 fn nodes_that_are_not_there_are_refused(backend: &Backend) {
@@ -430,54 +365,4 @@ fn a_stream_that_is_given_is_waited_for(backend: &Backend) {
     let (gate, buffer) = make();
     buffer.fence(&stream).unwrap();
     gate.require_wait(&stream, || drop(buffer));
-}
-
-fn a_peer_is_granted_it(backend: &Backend) {
-    let peer = backend.driver.device(1).unwrap();
-    let [own, other] = [&backend.device, &peer].map(Stream::non_blocking);
-    for location in PLACES {
-        let options = || Options::new().location(location);
-        let buffer = resource(backend, options().peer(&peer, Access::ReadWrite)).allocate(G).unwrap();
-        assert_eq!(buffer.chunks()[0].access.len(), 3);
-        write_marks(&buffer, 1);
-        let mut seen = [0; 1];
-        buffer.copy_from_host_on(&other, 100, &[0x77]).unwrap();
-        buffer.copy_to_host_on(&own, 100, &mut seen).unwrap();
-        assert_eq!(seen, [0x77]);
-        buffer.fill_on(&other, 0, G, 6).unwrap();
-        // The growth is granted to it, too.
-        let grown = buffer.grow(2 * G).unwrap();
-        grown.fill_on(&other, 0, 2 * G, 7).unwrap();
-        assert!(bytes_of(&grown).iter().all(|byte| *byte == 7));
-        grown.fill_on(&own, 0, 2 * G, 8).unwrap();
-        assert!(bytes_of(&grown).iter().all(|byte| *byte == 8));
-
-        let readable = resource(backend, options().peer(&peer, Access::Read)).allocate(G).unwrap();
-        readable.fill(0, G, 5).unwrap();
-        readable.copy_to_host_on(&other, G - 1, &mut seen).unwrap();
-        assert_eq!(seen, [5]);
-        // Whose stream it is the driver knows.
-        let error = readable.fill_on(&other, 0, G, 1).unwrap_err();
-        assert_eq!((error.call(), error.code()), (Some(Call::cuMemsetD8Async), Some(CUresult::INVALID_VALUE)));
-        assert!(bytes_of(&readable).iter().all(|byte| *byte == 5));
-    }
-}
-
-fn a_peer_alone_may_be_granted_it(backend: &Backend) {
-    let peer = backend.driver.device(1).unwrap();
-    let stream = Stream::non_blocking(&peer);
-    let [token, ..] = Stream::tokens(&backend.driver);
-    for location in [Location::Device, Location::HostNuma(0)] {
-        let options = Options::new().location(location).own_access(Access::None).peer(&peer, Access::ReadWrite);
-        let buffer = resource(backend, options).allocate(G).unwrap();
-        assert!(buffer.resource().is_device_accessible());
-        // A default stream's token is the own device's.
-        let refused = backend.require_no_call(|| buffer.fill_on(&token, 0, G, 1));
-        assert_eq!(refused, Err(Error::NotAccessible { needed: Access::ReadWrite }));
-        buffer.fill_on(&stream, 0, G, 9).unwrap();
-        let mut seen = [0; 16];
-        buffer.copy_to_host_on(&stream, G - 16, &mut seen).unwrap();
-        assert_eq!(seen, [9; 16]);
-        buffer.close_on(&stream).unwrap();
-    }
 }
