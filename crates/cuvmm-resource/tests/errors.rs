@@ -6,7 +6,7 @@ use std::error::Error as _;
 
 use cuvmm_driver::sys::{CUdeviceptr, CUmemLocation};
 use cuvmm_driver::{CUresult, Call};
-use cuvmm_resource::Error;
+use cuvmm_resource::{Access, Error};
 use cuvmm_sim::When;
 use support::{Bench, G};
 
@@ -53,6 +53,17 @@ fn each_error_says_what_and_how_much() {
             "the memory at 0x10 is of device 1",
             (None, None),
         ),
+        (
+            Error::NotAccessible { needed: Access::Read },
+            "the driver needs read access to the memory for this, which was not granted",
+            (None, None),
+        ),
+        (
+            Error::NotAccessible { needed: Access::ReadWrite },
+            "the driver needs write access to the memory for this, which was not granted",
+            (None, None),
+        ),
+        (Error::Forked, "called in a process that was forked from the one that started the driver", (None, None)),
         (Error::StreamCapturing, "the stream is capturing", (None, None)),
         (Error::HostCallback, "called from a host function of the driver", (None, None)),
     ] {
