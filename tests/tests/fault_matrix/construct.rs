@@ -137,10 +137,12 @@ fn short_now(failing: Failing) -> Option<Verdict> {
     (is_short && is_of_the_trial(failing)).then_some(Verdict::Overcome)
 }
 
-/// Whatever the trial of a feature answers means that it is not supported, as does an attribute that is not known.
+/// Whatever the trial of a feature answers means that it is not supported, as does an attribute that is not known. Where
+/// something is short nothing was found out, and that is told.
 fn made_without(failing: Failing) -> Option<Verdict> {
     let is_unknown = failing.step.call == Call::cuDeviceGetAttribute
         && failing.step.nth == 2
         && failing.code == CUresult::INVALID_VALUE;
-    (is_unknown || is_of_the_trial(failing)).then_some(Verdict::Overcome)
+    let is_refused = is_of_the_trial(failing) && short_now(failing).is_none();
+    (is_unknown || is_refused).then_some(Verdict::Overcome).or_else(|| tried_out(failing))
 }
