@@ -68,11 +68,14 @@ fn what_remains_is_found_and_what_is_gone_is_not(backend: &Backend) {
 
     let empty = reserve(backend, 2 * ROOM);
     let (address, size) = pair(&empty);
-    assert_eq!(backend.remains(&backend.used()), [Remains::Reservation(address, size)]);
+    // The addresses of the buffer may be among these.
+    let remains = backend.remains(&backend.used().without(&ranges));
+    assert_eq!(remains, [Remains::Reservation(address, size)]);
     empty.close().unwrap();
     // One that nobody has, and that is too small for a hint to tell of it.
     let lost = backend.driver.mem_address_reserve(G, 0, Default::default()).unwrap();
-    assert_eq!(backend.remains(&backend.used()), [Remains::Reservation(lost.0, G)]);
+    let earlier = Ranges { reservations: [(address, size), reservation].into(), ..ranges };
+    assert_eq!(backend.remains(&backend.used().without(&earlier)), [Remains::Reservation(lost.0, G)]);
     // It was freed by that.
     let unknown = backend.ledger.log();
     assert!(unknown.iter().any(|made| made.call == Call::cuMemAddressFree && made.arguments == [lost.0, G as u64]));

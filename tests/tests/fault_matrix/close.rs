@@ -1,8 +1,9 @@
 //! Closing and dropping.
 
-use cuvmm::{CUresult, Call, Error, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm::handles::Reservation;
+use cuvmm::{CUresult, Call, Error, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
-use cuvmm_tests::{Backend, G, ROOM, Ranges, Stream, occupy_behind, with_room_behind};
+use cuvmm_tests::{Backend, G, ROOM, Ranges, Stream, occupy_behind};
 
 use crate::chunked;
 use crate::grow::waiting;
@@ -109,15 +110,17 @@ fn unattended(buffer: VirtualMemoryBuffer) -> Scene {
 }
 
 fn side_by_side(backend: &Backend) -> VirtualMemoryBuffer {
-    // What was stranded before may lie behind one, which then moves.
-    let mut others = Vec::new();
-    while others.len() < 64 {
-        let buffer = with_room_behind(&backend.resource(), ROOM);
-        let buffer = buffer.grow_into(2 * ROOM).unwrap().grow_into(3 * ROOM).unwrap();
+    let size = Reservation::GRANULARITY.exact(8 * ROOM).unwrap();
+    // Where so many addresses are free together each part can be had behind the other, unless somebody else is quicker.
+    for _ in 0..64 {
+        let free = Reservation::reserve(&backend.driver, size, 0).unwrap();
+        let options = Options::new().address_hint(free.address());
+        free.close().unwrap();
+        let resource = VirtualMemoryResource::new(&backend.device, options).unwrap();
+        let buffer = resource.allocate(ROOM).unwrap().grow_into(2 * ROOM).unwrap().grow_into(3 * ROOM).unwrap();
         if Ranges::of(&buffer).reservations.len() == 3 {
             return buffer;
         }
-        others.push(buffer);
     }
     panic!("no buffer of 64 grew in place twice");
 }
