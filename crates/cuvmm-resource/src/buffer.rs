@@ -12,6 +12,7 @@ use crate::release::{Order, Release, Unsettled};
 use crate::resource::VirtualMemoryResource;
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::watch::{TARGET, watch};
 
 /// How a grown buffer came by its addresses.
 ///
@@ -132,15 +133,15 @@ impl VirtualMemoryBuffer {
         let number = next_number();
         let order = Mutex::new(Order::new(resource.options().release.clone()));
         let resource = resource.clone();
-        let buffer = Self { resource, range, size, reserved, outcome: None, order, id: number, generation: number };
-        buffer.report("allocate");
-        buffer
+        resource.counts().add_buffer();
+        Self { resource, range, size, reserved, outcome: None, order, id: number, generation: number }
     }
 
     /// A buffer of this one's family, with its release stream. One without memory keeps the addresses where this
     /// begins.
     pub(crate) fn resized(&self, range: Range, size: usize, outcome: Outcome) -> Self {
-        let buffer = Self {
+        self.resource.counts().add_buffer();
+        Self {
             resource: self.resource.clone(),
             reserved: if range.is_empty() { self.first_reservation() } else { None },
             range,
@@ -149,9 +150,7 @@ impl VirtualMemoryBuffer {
             order: Mutex::new(Order::new(self.released_after())),
             id: self.id,
             generation: next_number(),
-        };
-        buffer.report("resize");
-        buffer
+        }
     }
 
     /// The reservation that it begins in: at its head, as every buffer does.
@@ -171,10 +170,6 @@ impl VirtualMemoryBuffer {
         // Without the lock: with a stream goes its owner, whose drop is anybody's code.
         let release = std::mem::replace(&mut self.order().release, Release::Caller);
         drop(release);
-    }
-
-    fn report(&self, operation: &'static str) {
-        tracing::debug!(operation, address = %self.address(), size = self.size, outcome = ?self.outcome);
     }
 
     /// Where it begins: an address for kernels. 0 for an empty buffer without capacity.
@@ -333,11 +328,7 @@ impl VirtualMemoryBuffer {
         if self.driver().is_in_host_function()? {
             return Err(Error::HostCallback);
         }
-        let stream = self.resolve(stream)?;
-        let finished = self.order().fence(&stream)?;
-        // Without the lock, as above.
-        drop(finished);
-        Ok(())
+        Order::fence(&self.order, &self.resolve(stream)?)
     }
 
     /// Makes it wait for all of `stream`, whose work could not be waited for at once.
@@ -396,12 +387,20 @@ impl VirtualMemoryBuffer {
     }
 
     fn close_after(mut self, instead: Option<&StreamRef>) -> Result<(), CloseError> {
-        let settled = match self.settle(instead) {
-            Err(Unsettled::Refused(error)) => return Err(CloseError { error, buffer: Some(Box::new(self)) }),
-            Err(Unsettled::Failed(error)) => Err(error),
-            Ok(()) => Ok(()),
-        };
-        settled.and(self.let_go()).map_err(|error| CloseError { error, buffer: None })
+        watch("release", self.release_span(), || {
+            let settled = match self.settle(instead) {
+                Err(Unsettled::Refused(error)) => return Err(CloseError { error, buffer: Some(Box::new(self)) }),
+                Err(Unsettled::Failed(error)) => Err(error),
+                Ok(()) => Ok(()),
+            };
+            settled.and(self.let_go()).map_err(|error| CloseError { error, buffer: None })
+        })
+    }
+
+    /// Around the wait for what is to be waited for, and the end of what nobody shares.
+    pub(crate) fn release_span(&self) -> tracing::Span {
+        let (size, chunks) = (self.size, self.range.count());
+        tracing::debug_span!(target: TARGET, "release", address = %self.address(), size, chunks)
     }
 
     /// Waits for all that it is to wait for. Nothing to protect, nothing to wait for.
@@ -435,6 +434,38 @@ impl VirtualMemoryBuffer {
         self.reserved = None;
     }
 
+    /// Waits and lets go, as well as can be where nobody can be told: what goes wrong is counted and reported.
+    fn end(&mut self) -> Result<(), Error> {
+        let settled = match self.settle(None) {
+            Ok(()) => Ok(()),
+            // The driver is gone, and gave back everything.
+            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => {
+                self.keep();
+                return Err(error);
+            }
+            // So is the work's context.
+            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::CONTEXT_IS_DESTROYED) => Err(error),
+            Err(Unsettled::Failed(error)) => {
+                tracing::error!(target: TARGET, %error, address = %self.address(), "work on a dropped buffer failed");
+                Err(error)
+            }
+            Err(Unsettled::Refused(error)) => {
+                self.driver().stranded().add(StrandedKind::Buffer);
+                self.resource.counts().add_stranded();
+                let (address, size) = (self.address(), self.size);
+                tracing::error!(target: TARGET, %error, %address, size, "stranded a dropped buffer");
+                if error == Error::HostCallback {
+                    self.keep();
+                } else {
+                    std::mem::forget(std::mem::take(&mut self.range));
+                }
+                return Err(error);
+            }
+        };
+        // What fails here the handles count and report.
+        settled.and(self.let_go())
+    }
+
     /// Keeps all that it holds for ever, and makes no call.
     fn keep(&mut self) {
         std::mem::forget(std::mem::take(&mut self.range));
@@ -446,33 +477,15 @@ impl VirtualMemoryBuffer {
 
 impl Drop for VirtualMemoryBuffer {
     fn drop(&mut self) {
+        self.resource.counts().remove_buffer();
         if self.range.is_empty() && self.reserved.is_none() {
             return;
         }
         if self.driver().is_forked() {
             return self.keep();
         }
-        match self.settle(None) {
-            Ok(()) => {}
-            // The driver is gone, and gave back everything.
-            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => return self.keep(),
-            // So is the work's context.
-            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::CONTEXT_IS_DESTROYED) => {}
-            Err(Unsettled::Failed(error)) => {
-                tracing::error!(%error, address = %self.address(), "work on a dropped buffer failed");
-            }
-            Err(Unsettled::Refused(error)) => {
-                self.driver().stranded().add(StrandedKind::Buffer);
-                tracing::error!(%error, address = %self.address(), size = self.size, "stranded a dropped buffer");
-                if error == Error::HostCallback {
-                    return self.keep();
-                }
-                std::mem::forget(std::mem::take(&mut self.range));
-                return;
-            }
-        }
-        // Failures were counted and reported by the handles.
-        let _ = self.let_go();
+        // A failure is counted and reported.
+        let _ = watch("release", self.release_span(), || self.end());
     }
 }
 

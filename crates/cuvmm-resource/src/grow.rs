@@ -9,6 +9,7 @@ use crate::range::Range;
 use crate::release::Unsettled;
 use crate::resource::VirtualMemoryResource;
 use crate::sync::Arc;
+use crate::watch::{TARGET, watch};
 
 /// How a buffer is to grow.
 ///
@@ -133,6 +134,26 @@ impl VirtualMemoryBuffer {
     /// As [`grow`](Self::grow). Before any call [`Error::ChunkMismatch`], and [`Error::NotWritable`] where zeros are
     /// wanted; [`Error::WouldMove`] where it must not.
     pub fn grow_with(&self, new_size: usize, options: &GrowOptions) -> Result<Self, Error> {
+        watch("grow", self.grow_span(new_size, options), || {
+            let ended = self.larger(new_size, options);
+            self.resource().counts().add_grow(&ended);
+            ended
+        })
+    }
+
+    fn grow_span(&self, new_size: usize, options: &GrowOptions) -> tracing::Span {
+        tracing::debug_span!(
+            target: TARGET,
+            "grow",
+            address = %self.address(),
+            size = self.size(),
+            requested = new_size,
+            in_place = options.in_place,
+            zeroed = options.zeroed,
+        )
+    }
+
+    fn larger(&self, new_size: usize, options: &GrowOptions) -> Result<Self, Error> {
         let added = options.chunk_of.as_ref().map_or(self.resource().memory(), VirtualMemoryResource::memory);
         self.resource().memory().require_alike(added)?;
         if options.zeroed {
@@ -199,25 +220,38 @@ impl VirtualMemoryBuffer {
     /// # Errors
     /// As [`grow_into`](Self::grow_into) and [`grow_with`](Self::grow_with).
     pub fn grow_into_with(self, new_size: usize, options: &GrowOptions) -> Result<Self, ResizeError> {
-        match self.grow_with(new_size, options) {
-            Ok(grown) if grown.outcome() == Some(Outcome::Moved) => self.replace_by(grown),
-            Ok(grown) => {
-                self.hand_over_to(&grown);
-                Ok(grown)
-            }
-            Err(error) => Err(ResizeError { error, buffer: Box::new(self), resized: false }),
-        }
+        watch("grow", self.grow_span(new_size, options), || {
+            let ended = match self.larger(new_size, options) {
+                Ok(grown) if grown.outcome() == Some(Outcome::Moved) => self.replace_by(grown),
+                Ok(grown) => {
+                    self.hand_over_to(&grown);
+                    Ok(grown)
+                }
+                Err(error) => Err(ResizeError { error, buffer: Box::new(self), resized: false }),
+            };
+            let buffer = ended.as_ref().unwrap_or_else(|error| &error.buffer);
+            buffer.resource().counts().add_grow(&ended);
+            ended
+        })
     }
 
     /// Waits as closing does, and lets go of this buffer for the other.
     pub(crate) fn replace_by(mut self, other: Self) -> Result<Self, ResizeError> {
-        if let Err(Unsettled::Refused(error) | Unsettled::Failed(error)) = self.settle(None) {
-            other.discard();
-            return Err(ResizeError { error, buffer: Box::new(self), resized: false });
-        }
-        match self.let_go() {
+        let mut resized = false;
+        let released = watch("release", self.release_span(), || {
+            if let Err(Unsettled::Refused(error) | Unsettled::Failed(error)) = self.settle(None) {
+                return Err(error);
+            }
+            resized = true;
+            self.let_go()
+        });
+        match released {
             Ok(()) => Ok(other),
-            Err(error) => Err(ResizeError { error, buffer: Box::new(other), resized: true }),
+            Err(error) if resized => Err(ResizeError { error, buffer: Box::new(other), resized }),
+            Err(error) => {
+                other.discard();
+                Err(ResizeError { error, buffer: Box::new(self), resized })
+            }
         }
     }
 

@@ -18,12 +18,15 @@ mod refused;
 mod release;
 mod resource;
 mod shortage;
+mod statistics;
 mod stream;
 mod sync;
 mod transfer;
 mod truncate;
+mod watch;
 
 pub use buffer::{Chunk, Outcome, VirtualMemoryBuffer};
+pub use cuvmm_handles::Level;
 pub use error::{CloseError, DeallocateError, Error, ResizeError};
 pub use grow::GrowOptions;
 pub use growth::GrowthPolicy;
@@ -32,6 +35,7 @@ pub use options::Options;
 pub use release::Release;
 pub use resource::VirtualMemoryResource;
 pub use shortage::OutOfMemory;
+pub use statistics::Statistics;
 pub use stream::{StreamOwner, StreamRef};
 
 /// Values of this crate may be used and dropped on any thread: nothing depends on the caller's current context.

@@ -7,7 +7,7 @@ use cuvmm_driver::sys::{
     CUmemLocationType,
 };
 use cuvmm_driver::{CUresult, Device, MemoryInfo, Probe};
-use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, PrimaryContext, Reservation, Room};
+use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, PrimaryContext, Reservation, Room, Usage};
 
 use crate::capture::{Session, Target};
 use crate::error::Error;
@@ -17,6 +17,7 @@ use crate::options::Options;
 use crate::range::Range;
 use crate::shortage::{OutOfMemory, Relief};
 use crate::sync::Arc;
+use crate::watch::TARGET;
 
 /// `CU_MEM_ALLOCATION_COMP_GENERIC`.
 const GENERIC_COMPRESSION: u8 = 1;
@@ -47,6 +48,8 @@ pub(crate) struct Memory {
     /// The most bytes of one chunk.
     max_chunk: usize,
     relief: Relief,
+    /// Where what is made and reserved is counted.
+    pub(crate) usage: Arc<Usage>,
 }
 
 impl Memory {
@@ -85,6 +88,7 @@ impl Memory {
             access,
             max_chunk,
             relief: options.relief.clone(),
+            usage: Arc::default(),
         })
     }
 
@@ -133,7 +137,7 @@ impl Memory {
             let size = self.granularity.exact(first.size())?;
             let relief = (want == Want::Need).then_some(&self.relief);
             let allocation = create(&self.device, size, &self.properties, relief)?;
-            range = range.with(self.map(first, Arc::new(allocation))?);
+            range = range.with(self.map(first, Arc::new(allocation.counted(&self.usage)))?);
             rest = behind;
         }
         Ok(range)
@@ -343,7 +347,7 @@ fn find_features(
             (Ok(()), _) => *properties = wanted,
             (Err(error), _) if is_shortage(&error) => return Err(error),
             (Err(error), Request::Required) => return Err(error),
-            (Err(error), _) => tracing::debug!(%error, "made without {what}"),
+            (Err(error), _) => tracing::debug!(target: TARGET, %error, "made without {what}"),
         }
     }
     Ok(())

@@ -55,6 +55,11 @@ impl Range {
         self.tail.as_ref().map_or(0, |tail| tail.end)
     }
 
+    /// How many mappings it has.
+    pub(crate) fn count(&self) -> usize {
+        self.tail.as_ref().map_or(0, |tail| tail.count)
+    }
+
     /// The first mapping.
     pub(crate) fn first(&self) -> Option<&Mapping> {
         let mut node = self.tail.as_ref()?;
@@ -71,8 +76,7 @@ impl Range {
 
     /// Its mappings in address order.
     pub(crate) fn mappings(&self) -> Vec<&Mapping> {
-        let count = self.tail.as_ref().map_or(0, |tail| tail.count);
-        let mut mappings = Vec::with_capacity(count);
+        let mut mappings = Vec::with_capacity(self.count());
         let mut next = self.tail.as_ref();
         while let Some(node) = next {
             mappings.push(&node.mapping);

@@ -16,6 +16,7 @@ use cuvmm_handles::PrimaryContext;
 use crate::capture::{Session, Target, is_capture_code, is_over};
 use crate::error::Error;
 use crate::stream::StreamRef;
+use crate::sync::{Mutex, PoisonError};
 
 /// What a buffer waits for when it closes or drops, besides its fences.
 ///
@@ -86,61 +87,32 @@ impl Order {
     }
 
     /// Makes the buffer wait for the work queued on `stream` so far. A later fence on a stream covers an earlier
-    /// one, so there is at most one for each. Gives the fences that are finished by now.
-    pub(crate) fn fence(&mut self, stream: &StreamRef) -> Result<Finished, Error> {
-        let session = Session::require(stream.target())?;
-        if session.is_capturing()? {
-            return Err(Error::StreamCapturing);
-        }
-        let known = self.fences.iter().position(|fence| fence.stream == *stream);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                let event = Some(session.create_event()?);
-                self.fences.push(Fence { stream: stream.clone(), event });
-                self.fences.len() - 1
-            }
-        };
-        let Fence { event, .. } = &mut self.fences[index];
-        let Some(recorded) = *event else {
-            // It waits for the whole of its stream, and so for this work too.
-            return Ok(Finished::default());
-        };
-        // SAFETY: the event is the fence's, made in this stream's context.
-        if let Err(error) = unsafe { session.record(recorded) } {
-            if known.is_none() {
-                self.fences.pop();
-            }
-            return Err(error.into());
-        }
-        // A capture that began in between has the event, and a wait for that could never end well.
-        let is_captured = session.is_capturing();
-        if !matches!(is_captured, Ok(false)) {
-            *event = None;
-            // A failure was counted and reported.
-            let _ = destroy(stream.driver(), recorded);
-        }
-        if is_captured? { Err(Error::StreamCapturing) } else { Ok(self.prune()) }
+    /// one, so there is as a rule one for each.
+    pub(crate) fn fence(order: &Mutex<Self>, stream: &StreamRef) -> Result<(), Error> {
+        let mut known = Taken::new(order, |order| order.fences_on(stream));
+        renew(&mut known.fences, stream)?;
+        drop(known);
+        prune(order);
+        Ok(())
+    }
+
+    /// Takes out the fences on a stream: one, or as many as threads made at once.
+    fn fences_on(&mut self, stream: &StreamRef) -> Vec<Fence> {
+        self.fences.extract_if(.., |fence| fence.stream == *stream).collect()
+    }
+
+    /// Takes out all fences where their number has doubled since the finished ones were sorted out.
+    fn fences_to_prune(&mut self) -> Vec<Fence> {
+        const FEW: usize = 8;
+        if self.fences.len() < 2 * self.pruned.max(FEW) { Vec::new() } else { std::mem::take(&mut self.fences) }
     }
 
     /// Makes the buffer wait for the whole of `stream`, where no event could be recorded. Gives the fence that this
     /// covers.
     pub(crate) fn fence_stream(&mut self, stream: &StreamRef) -> Finished {
-        let covered = self.fences.extract_if(.., |fence| fence.stream == *stream).collect();
+        let covered = self.fences_on(stream);
         self.fences.push(Fence { stream: stream.clone(), event: None });
         Finished(covered)
-    }
-
-    /// Sorts out the fences whose work is over, each time that their number has doubled: whoever uses ever new streams
-    /// leaves few behind, and pays for it with a constant number of queries a fence.
-    fn prune(&mut self) -> Finished {
-        const FEW: usize = 8;
-        if self.fences.len() < 2 * self.pruned.max(FEW) {
-            return Finished::default();
-        }
-        let finished = self.fences.extract_if(.., |fence| fence.is_finished()).collect();
-        self.pruned = self.fences.len();
-        Finished(finished)
     }
 
     /// Waits for the release stream (`instead`, where one is given) and every fence. Where all went well, the fences
@@ -202,6 +174,77 @@ impl Order {
         first = first.and(primary.map_or(Ok(()), PrimaryContext::release));
         first.map_err(|error| Unsettled::Failed(Error::Driver(error)))
     }
+}
+
+/// Fences of a buffer that is shared meanwhile, taken out of its [`Order`]: calls are made without the lock. They are put
+/// back when this is dropped, whatever happened. The buffer can't go before: its order is borrowed.
+struct Taken<'a> {
+    order: &'a Mutex<Order>,
+    fences: Vec<Fence>,
+}
+
+impl<'a> Taken<'a> {
+    fn new(order: &'a Mutex<Order>, take: impl FnOnce(&mut Order) -> Vec<Fence>) -> Self {
+        let fences = take(&mut order.lock().unwrap_or_else(PoisonError::into_inner));
+        Self { order, fences }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner).fences.append(&mut self.fences);
+    }
+}
+
+/// Makes the known fences on a stream one that covers the work queued on it so far.
+fn renew(known: &mut Vec<Fence>, stream: &StreamRef) -> Result<(), Error> {
+    let session = Session::require(stream.target())?;
+    if session.is_capturing()? {
+        return Err(Error::StreamCapturing);
+    }
+    if known.iter().any(|fence| fence.event.is_none()) {
+        // One waits for the whole of the stream, and so for this work too.
+        return Ok(());
+    }
+    // They stay in place, whatever happens: the work behind them is to be waited for.
+    let before = known.first().and_then(|fence| fence.event);
+    let recorded = match before {
+        Some(event) => event,
+        None => {
+            let event = session.create_event()?;
+            known.push(Fence { stream: stream.clone(), event: Some(event) });
+            event
+        }
+    };
+    // SAFETY: the event is the fence's, made in this stream's context.
+    if let Err(error) = unsafe { session.record(recorded) } {
+        if before.is_none() {
+            known.clear();
+        }
+        return Err(error.into());
+    }
+    // A capture that began in between has the event, and a wait for that could never end well.
+    let is_captured = session.is_capturing();
+    if !matches!(is_captured, Ok(false)) {
+        known.iter_mut().take(1).for_each(|fence| fence.event = None);
+        // A failure was counted and reported.
+        let _ = destroy(stream.driver(), recorded);
+    }
+    known.truncate(1);
+    if is_captured? { Err(Error::StreamCapturing) } else { Ok(()) }
+}
+
+/// Sorts out the fences whose work is over, each time that their number has doubled: whoever uses ever new streams
+/// leaves few behind, and pays for it with a constant number of queries a fence.
+fn prune(order: &Mutex<Order>) {
+    let mut all = Taken::new(order, Order::fences_to_prune);
+    if all.fences.is_empty() {
+        return;
+    }
+    let finished: Vec<Fence> = all.fences.extract_if(.., |fence| fence.is_finished()).collect();
+    order.lock().unwrap_or_else(PoisonError::into_inner).pruned = all.fences.len();
+    drop(all);
+    drop(finished);
 }
 
 /// Waits for an event, or a whole stream, and gives the first error so far. Refused where the work behind it may still

@@ -11,8 +11,10 @@ use crate::memory::{Memory, Want};
 use crate::options::Options;
 use crate::range::Range;
 use crate::release::{Order, Unsettled};
+use crate::statistics::{Counts, Statistics};
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, PoisonError};
+use crate::watch::{TARGET, watch};
 
 /// Makes buffers of one device's memory, all by the same [`Options`]. Cheap to clone; its buffers outlive it.
 ///
@@ -49,6 +51,7 @@ struct Inner {
     memory: Memory,
     /// What copies and fills run on where no stream is given; made when first needed.
     stream: Mutex<Option<StreamRef>>,
+    counts: Counts,
 }
 
 impl VirtualMemoryResource {
@@ -64,7 +67,7 @@ impl VirtualMemoryResource {
     pub fn new(device: &Device, options: Options) -> Result<Self, Error> {
         options.check(device)?;
         let memory = Memory::find(device, &options)?;
-        Ok(Self { inner: Arc::new(Inner { options, memory, stream: Mutex::default() }) })
+        Ok(Self { inner: Arc::new(Inner { options, memory, stream: Mutex::default(), counts: Counts::default() }) })
     }
 
     /// The device that it was made for.
@@ -138,6 +141,11 @@ impl VirtualMemoryResource {
         self.memory().properties.alloc_flags.compression_type != 0
     }
 
+    /// What it has had of the driver so far, and what its buffers came to. Makes no call.
+    pub fn statistics(&self) -> Statistics {
+        self.counts().statistics(&self.memory().usage)
+    }
+
     /// Makes a buffer of `size` bytes, rounded up to the granularity. What they hold is undefined. 0 bytes make an
     /// empty buffer, and no driver call.
     ///
@@ -146,11 +154,8 @@ impl VirtualMemoryResource {
     /// [`Error::AccessRefused`]; what else the driver answers. Nothing is left behind.
     #[doc(alias = "cuMemCreate")]
     pub fn allocate(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
-        let size = self.granularity().round_up(size)?;
-        if size.is_zero() {
-            return Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, None));
-        }
-        self.buffer_in(&Arc::new(self.reserve(size.bytes())?), size)
+        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, zeroed = false);
+        self.observed(span, || self.exact(size))
     }
 
     /// Makes a buffer of `size` bytes with the addresses behind it reserved, so that it grows to `capacity` bytes
@@ -175,12 +180,8 @@ impl VirtualMemoryResource {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn allocate_with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
-        let size = self.granularity().round_up(size)?;
-        let reservation = self.reserve_with_headroom(size.bytes(), capacity.max(size.bytes()))?.map(Arc::new);
-        match reservation {
-            Some(reservation) if !size.is_zero() => self.buffer_in(&reservation, size),
-            reservation => Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, reservation)),
-        }
+        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, capacity, zeroed = false);
+        self.observed(span, || self.with_capacity(size, capacity))
     }
 
     /// As [`allocate`](Self::allocate), with every byte zero. It is done when this returns.
@@ -203,9 +204,11 @@ impl VirtualMemoryResource {
     /// As [`allocate`](Self::allocate); [`Error::NotWritable`] before any call where the resource's device may not
     /// write the memory; as [`fill`](VirtualMemoryBuffer::fill).
     pub fn allocate_zeroed(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
-        self.memory().require_writable()?;
-        let buffer = self.allocate(size)?;
-        buffer.zeroed_from(0)
+        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, zeroed = true);
+        self.observed(span, || {
+            self.memory().require_writable()?;
+            self.exact(size)?.zeroed_from(0)
+        })
     }
 
     /// As [`allocate_zeroed`](Self::allocate_zeroed) and [`allocate_with_capacity`](Self::allocate_with_capacity) in
@@ -214,9 +217,37 @@ impl VirtualMemoryResource {
     /// # Errors
     /// As those.
     pub fn allocate_zeroed_with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
-        self.memory().require_writable()?;
-        let buffer = self.allocate_with_capacity(size, capacity)?;
-        buffer.zeroed_from(0)
+        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, capacity, zeroed = true);
+        self.observed(span, || {
+            self.memory().require_writable()?;
+            self.with_capacity(size, capacity)?.zeroed_from(0)
+        })
+    }
+
+    /// Makes a buffer, in the span, and counts it.
+    fn observed(
+        &self,
+        span: tracing::Span,
+        make: impl FnOnce() -> Result<VirtualMemoryBuffer, Error>,
+    ) -> Result<VirtualMemoryBuffer, Error> {
+        watch("allocate", span, || make().inspect(|_| self.counts().add_allocation()))
+    }
+
+    fn exact(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
+        let size = self.granularity().round_up(size)?;
+        if size.is_zero() {
+            return Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, None));
+        }
+        self.buffer_in(&Arc::new(self.reserve(size.bytes())?), size)
+    }
+
+    fn with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
+        let size = self.granularity().round_up(size)?;
+        let reservation = self.reserve_with_headroom(size.bytes(), capacity.max(size.bytes()))?.map(Arc::new);
+        match reservation {
+            Some(reservation) if !size.is_zero() => self.buffer_in(&reservation, size),
+            reservation => Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, reservation)),
+        }
     }
 
     /// Makes a buffer of `size` bytes of memory that comes from elsewhere: `next` gives the allocation of each chunk
@@ -254,6 +285,7 @@ impl VirtualMemoryResource {
     ) -> Result<VirtualMemoryBuffer, E> {
         let (sizes, sum) = self.check_chunks(chunks, size)?;
         if sizes.is_empty() {
+            self.counts().add_allocation();
             return Ok(VirtualMemoryBuffer::new(self, Range::default(), 0, None));
         }
         let least = self.memory().least.max(Reservation::GRANULARITY);
@@ -261,10 +293,11 @@ impl VirtualMemoryResource {
         let mut range = Range::default();
         for (index, chunk) in sizes.into_iter().enumerate() {
             let room = reservation.take(range.end(), chunk.bytes()).map_err(Error::from)?;
-            let allocation = next(index, chunk)?;
+            let allocation = next(index, chunk)?.counted(&self.memory().usage);
             self.memory().require_hosts(&allocation)?;
             range = range.with(self.memory().map(room, Arc::new(allocation))?);
         }
+        self.counts().add_allocation();
         Ok(VirtualMemoryBuffer::new(self, range, size, None))
     }
 
@@ -301,7 +334,8 @@ impl VirtualMemoryResource {
     /// As [`reserve`](Self::reserve), for chunks whose addresses are multiples of `granularity`.
     pub(crate) fn reserve_anywhere(&self, granularity: Granularity, bytes: usize) -> Result<Reservation, Error> {
         let size = self.address_unit().max(granularity).round_up(bytes)?;
-        Ok(Reservation::reserve(self.device().driver(), size, self.address_alignment(granularity))?)
+        let reservation = Reservation::reserve(self.device().driver(), size, self.address_alignment(granularity))?;
+        Ok(reservation.counted(&self.memory().usage))
     }
 
     fn reserve_in(&self, unit: Granularity, granularity: Granularity, bytes: usize) -> Result<Reservation, Error> {
@@ -311,9 +345,9 @@ impl VirtualMemoryResource {
         if hint.0 != 0
             && let Ok(reservation) = Reservation::hinted(driver, size, alignment, hint)
         {
-            return Ok(reservation);
+            return Ok(reservation.counted(&self.memory().usage));
         }
-        Ok(Reservation::reserve(driver, size, alignment)?)
+        Ok(Reservation::reserve(driver, size, alignment)?.counted(&self.memory().usage))
     }
 
     /// What is asked for as the alignment, where 0 already stands for the granularity of reservations.
@@ -325,7 +359,9 @@ impl VirtualMemoryResource {
     /// Reserves exactly the addresses from `address` on, at least `bytes` of them.
     pub(crate) fn reserve_at(&self, address: CUdeviceptr, bytes: usize) -> Result<Reservation, Error> {
         let size = self.address_unit().round_up(bytes)?;
-        Ok(Reservation::at(self.device().driver(), size, address)?)
+        let reservation = Reservation::hinted(self.device().driver(), size, 0, address)?;
+        // Counted first: addresses elsewhere may fail to be freed.
+        Ok(reservation.counted(&self.memory().usage).require_at(address)?)
     }
 
     /// Reserves `wanted` bytes of addresses; where so many can't be had, half of what goes beyond `needed`, and so
@@ -363,6 +399,10 @@ impl VirtualMemoryResource {
     pub(crate) fn settle(&self, order: &mut Order, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
         let by_default = Some(self.device()).filter(|_| !self.location().is_host());
         order.settle(self.device().driver(), by_default, instead)
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.inner.counts
     }
 
     /// The resource's own stream, which waits for no other.

@@ -2,6 +2,7 @@
 
 use crate::buffer::{Outcome, VirtualMemoryBuffer};
 use crate::error::{Error, ResizeError};
+use crate::watch::{Ended, TARGET, watch};
 
 impl VirtualMemoryBuffer {
     /// A buffer of the first `new_size` bytes, rounded up to the granularity, over as few of the same chunks as hold
@@ -27,6 +28,25 @@ impl VirtualMemoryBuffer {
     /// # Errors
     /// [`Error::Handles`] for a size that overflows.
     pub fn truncate(&self, new_size: usize) -> Result<Self, Error> {
+        watch("truncate", self.truncate_span(new_size), || {
+            let ended = self.shorter(new_size);
+            self.count_truncation(&ended);
+            ended
+        })
+    }
+
+    fn truncate_span(&self, new_size: usize) -> tracing::Span {
+        let size = self.size();
+        tracing::debug_span!(target: TARGET, "truncate", address = %self.address(), size, requested = new_size)
+    }
+
+    fn count_truncation(&self, ended: &impl Ended) {
+        if ended.buffer().is_some() {
+            self.resource().counts().add_truncation();
+        }
+    }
+
+    fn shorter(&self, new_size: usize) -> Result<Self, Error> {
         let size = self.resource().granularity().round_up(new_size)?.bytes().min(self.size());
         Ok(self.resized(self.range().prefix(size), size, Outcome::Covered))
     }
@@ -56,14 +76,18 @@ impl VirtualMemoryBuffer {
     /// [`ResizeError`], with this buffer as it was where nothing was given back; with the smaller one where giving back
     /// what was cut off failed.
     pub fn truncate_into(self, new_size: usize) -> Result<Self, ResizeError> {
-        let shorter = match self.truncate(new_size) {
-            Ok(shorter) => shorter,
-            Err(error) => return Err(ResizeError { error, buffer: Box::new(self), resized: false }),
-        };
-        if shorter.range().end() < self.range().end() {
-            return self.replace_by(shorter);
-        }
-        self.hand_over_to(&shorter);
-        Ok(shorter)
+        watch("truncate", self.truncate_span(new_size), || {
+            let ended = match self.shorter(new_size) {
+                Ok(shorter) if shorter.range().end() < self.range().end() => self.replace_by(shorter),
+                Ok(shorter) => {
+                    self.hand_over_to(&shorter);
+                    Ok(shorter)
+                }
+                Err(error) => Err(ResizeError { error, buffer: Box::new(self), resized: false }),
+            };
+            let buffer = ended.as_ref().unwrap_or_else(|error| &error.buffer);
+            buffer.count_truncation(&ended);
+            ended
+        })
     }
 }

@@ -6,9 +6,9 @@ mod error;
 pub use cuvmm_driver::{CUresult, Call, CudaVersion, Device, Driver, LoadError};
 pub use cuvmm_ipc::{BufferDescriptor, Limits};
 pub use cuvmm_resource::{
-    Access, Chunk, CloseError, DeallocateError, GranularityKind, GrowOptions, GrowthPolicy, HandleKind, Location,
-    Options, OutOfMemory, Outcome, Release, Request, ResizeError, StreamOwner, StreamRef, VirtualMemoryBuffer,
-    VirtualMemoryResource,
+    Access, Chunk, CloseError, DeallocateError, GranularityKind, GrowOptions, GrowthPolicy, HandleKind, Level,
+    Location, Options, OutOfMemory, Outcome, Release, Request, ResizeError, Statistics, StreamOwner, StreamRef,
+    VirtualMemoryBuffer, VirtualMemoryResource,
 };
 pub use error::Error;
 

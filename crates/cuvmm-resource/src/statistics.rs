@@ -1,0 +1,137 @@
+//! [`Statistics`]: what a resource has had of the driver, in numbers.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuvmm_handles::{Level, Usage};
+
+use crate::buffer::{Outcome, VirtualMemoryBuffer};
+use crate::error::Error;
+use crate::watch::Ended;
+
+/// What a resource has had of the driver, and what its buffers came to, at one moment. It pins nothing.
+///
+/// A number of bytes goes up after the driver made what it counts, and down after the driver said that it is undone. What
+/// could not be undone stays in it, and counts as stranded. Each number is exact for itself; while other threads work, two
+/// of them may be of different moments.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let cache = resource.allocate_with_capacity(2 << 20, 64 << 20)?.grow_into(8 << 20)?;
+/// let statistics = resource.statistics();
+/// assert_eq!((statistics.reserved.now, statistics.physical.now), (64 << 20, 8 << 20));
+/// assert_eq!((statistics.buffers, statistics.allocations, statistics.grows_in_place), (1, 1, 1));
+/// cache.close()?;
+/// assert_eq!(resource.statistics().physical, Level { now: 0, peak: 8 << 20 });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Addresses that are reserved.
+    pub reserved: Level,
+    /// Addresses that have memory. Memory that is mapped twice, as while a buffer moves, counts twice.
+    pub mapped: Level,
+    /// Memory that this resource made and has not released, also where another one's buffer grew by it. An exported
+    /// handle may hold it longer.
+    pub physical: Level,
+    /// Memory that was imported. What is imported several times counts as often.
+    pub imported: Level,
+    /// Memory of others that was retained. What is retained several times counts as often.
+    pub retained: Level,
+    /// Handles that were exported of its memory. Nobody tells when one is closed.
+    pub exported_handles: usize,
+    /// Reservations, memory and mappings that could not be given back, and buffers that had to be kept as a whole, with all
+    /// that they map: one for each.
+    pub stranded: usize,
+    /// Buffers that there are now. Each alias is one.
+    pub buffers: usize,
+    /// Buffers that were not made from another: allocated, imported or taken over.
+    pub allocations: usize,
+    /// Grows that found the memory there already.
+    pub grows_covered: usize,
+    /// Grows that kept the address.
+    pub grows_in_place: usize,
+    /// Grows that moved the buffer.
+    pub grows_moved: usize,
+    /// Grows that failed because they would have moved the buffer, and were not to.
+    pub grows_refused: usize,
+    /// Buffers that were made from a larger one.
+    pub truncations: usize,
+}
+
+/// What the handles do not count by themselves.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    buffers: AtomicUsize,
+    /// Buffers that were kept as a whole.
+    stranded: AtomicUsize,
+    allocations: AtomicUsize,
+    covered: AtomicUsize,
+    in_place: AtomicUsize,
+    moved: AtomicUsize,
+    refused: AtomicUsize,
+    truncations: AtomicUsize,
+}
+
+impl Counts {
+    pub(crate) fn statistics(&self, usage: &Usage) -> Statistics {
+        let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        Statistics {
+            reserved: usage.reserved(),
+            mapped: usage.mapped(),
+            physical: usage.created(),
+            imported: usage.imported(),
+            retained: usage.retained(),
+            exported_handles: usage.exported(),
+            stranded: usage.stranded() + read(&self.stranded),
+            buffers: read(&self.buffers),
+            allocations: read(&self.allocations),
+            grows_covered: read(&self.covered),
+            grows_in_place: read(&self.in_place),
+            grows_moved: read(&self.moved),
+            grows_refused: read(&self.refused),
+            truncations: read(&self.truncations),
+        }
+    }
+
+    pub(crate) fn add_buffer(&self) {
+        add_one(&self.buffers);
+    }
+
+    pub(crate) fn remove_buffer(&self) {
+        self.buffers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_stranded(&self) {
+        add_one(&self.stranded);
+    }
+
+    pub(crate) fn add_allocation(&self) {
+        add_one(&self.allocations);
+    }
+
+    pub(crate) fn add_truncation(&self) {
+        add_one(&self.truncations);
+    }
+
+    /// Counts a grow, by how it ended.
+    pub(crate) fn add_grow(&self, ended: &impl Ended) {
+        match (ended.buffer().and_then(VirtualMemoryBuffer::outcome), ended.error()) {
+            (Some(Outcome::Covered), _) => add_one(&self.covered),
+            (Some(Outcome::InPlace), _) => add_one(&self.in_place),
+            (Some(Outcome::Moved), _) => add_one(&self.moved),
+            (None, Some(Error::WouldMove { .. })) => add_one(&self.refused),
+            (None, _) => {}
+        }
+    }
+}
+
+fn add_one(count: &AtomicUsize) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
