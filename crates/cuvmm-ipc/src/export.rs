@@ -9,6 +9,7 @@ use cuvmm_resource::VirtualMemoryBuffer;
 use crate::descriptor::{BufferDescriptor, Metadata};
 use crate::error::Error;
 use crate::identity::{BufferId, HostId, Location};
+use crate::watch;
 
 /// Exports a buffer: one handle for each chunk that covers its size, in address order.
 ///
@@ -36,10 +37,12 @@ use crate::identity::{BufferId, HostId, Location};
 /// is closed.
 #[doc(alias = "cuMemExportToShareableHandle")]
 pub fn export(buffer: &VirtualMemoryBuffer) -> Result<BufferDescriptor, Error> {
-    let export = Export::of(buffer)?;
-    let metadata = export.metadata()?;
-    let handles = (0..export.chunks()).map(|chunk| export.handle(chunk)).collect::<Result<_, _>>()?;
-    BufferDescriptor::new(metadata, handles)
+    watch::export(buffer, || {
+        let export = Export::of(buffer)?;
+        let metadata = export.metadata()?;
+        let handles = (0..export.chunks()).map(|chunk| export.handle(chunk)).collect::<Result<_, _>>()?;
+        BufferDescriptor::new(metadata, handles)
+    })
 }
 
 /// A buffer that can be exported, chunk by chunk.

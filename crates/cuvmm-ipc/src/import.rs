@@ -10,6 +10,7 @@ use crate::descriptor::{BufferDescriptor, Metadata};
 use crate::error::Error;
 use crate::file_kind::FileKind;
 use crate::identity::{HostId, Location};
+use crate::watch;
 
 /// What the driver answers as the device of memory whose device this process does not see.
 const HIDDEN_DEVICE: i32 = -2;
@@ -48,13 +49,15 @@ const HIDDEN_DEVICE: i32 = -2;
 /// driver answers. Nothing is left behind, and the handles are closed.
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import(resource: &VirtualMemoryResource, descriptor: BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
-    check(resource, descriptor.metadata())?;
-    FileKind::check(resource.device(), descriptor.fds().enumerate())?;
-    let (metadata, handles) = descriptor.into_parts();
-    let mut handles = handles.into_iter();
-    resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
-        let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
-        import_chunk(resource, chunk, handle.as_fd(), size)
+    watch::import(watch::import_span(Some(descriptor.metadata())), || {
+        check(resource, descriptor.metadata())?;
+        FileKind::check(resource.device(), descriptor.fds().enumerate())?;
+        let (metadata, handles) = descriptor.into_parts();
+        let mut handles = handles.into_iter();
+        resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
+            let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
+            import_chunk(resource, chunk, handle.as_fd(), size)
+        })
     })
 }
 
@@ -81,12 +84,15 @@ pub fn import_from(
     resource: &VirtualMemoryResource,
     descriptor: &BufferDescriptor,
 ) -> Result<VirtualMemoryBuffer, Error> {
-    check(resource, descriptor.metadata())?;
-    FileKind::check(resource.device(), descriptor.fds().enumerate())?;
-    let mut handles = descriptor.fds();
-    resource.map_chunks(descriptor.sizes(), descriptor.size(), |chunk, size| {
-        let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: descriptor.sizes().len() })?;
-        import_chunk(resource, chunk, handle, size)
+    watch::import(watch::import_span(Some(descriptor.metadata())), || {
+        check(resource, descriptor.metadata())?;
+        FileKind::check(resource.device(), descriptor.fds().enumerate())?;
+        let mut handles = descriptor.fds();
+        let chunks = descriptor.sizes().len();
+        resource.map_chunks(descriptor.sizes(), descriptor.size(), |chunk, size| {
+            let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks })?;
+            import_chunk(resource, chunk, handle, size)
+        })
     })
 }
 

@@ -14,6 +14,7 @@ mod import;
 #[cfg(doctest)]
 mod refused;
 mod transport;
+mod watch;
 pub mod wire;
 
 pub use descriptor::{BufferDescriptor, InvalidMetadata, Metadata};

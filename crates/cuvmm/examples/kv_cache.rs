@@ -1,8 +1,9 @@
-//! A cache that grows while its address stays: what an inference engine does with its keys and values.
+//! A cache that grows while its address stays: what an inference engine does with its keys and values. It ends with what
+//! the resource counted of it.
 //!
 //! `cargo run -p cuvmm --example kv_cache` runs on the GPU, and `… -- sim` on the simulator.
 
-use cuvmm::{Driver, Error, Options, Outcome, Release, StreamRef, VirtualMemoryResource};
+use cuvmm::{Driver, Error, Level, Options, Outcome, Release, Statistics, StreamRef, VirtualMemoryResource};
 use cuvmm_sim::{Machine, Simulator};
 
 const MIB: usize = 1 << 20;
@@ -50,7 +51,19 @@ fn main() -> Result<(), Error> {
     let mut last = [0; 4];
     cache.copy_to_host_on(&stream, 1024 * TOKEN - 4, &mut last)?;
     assert_eq!(last, [1023_u16 as u8; 4]);
+    show(&resource.statistics());
     cache.close()?;
-    println!("done");
+    let end = resource.statistics();
+    assert_eq!((end.buffers, end.mapped.now, end.stranded), (0, 0, 0), "nothing is left");
+    println!("closed");
     Ok(())
+}
+
+fn show(statistics: &Statistics) {
+    let Statistics { reserved, mapped, physical, .. } = statistics;
+    for (what, Level { now, peak }) in [("reserved", reserved), ("mapped", mapped), ("physical", physical)] {
+        println!("{what:>8}: {} MiB, {} at most", now / MIB, peak / MIB);
+    }
+    let Statistics { grows_in_place, grows_moved, grows_covered, .. } = statistics;
+    println!("grown {grows_in_place} times in place, {grows_moved} moved, {grows_covered} covered");
 }

@@ -19,6 +19,7 @@ use crate::export::Export;
 use crate::file_kind::FileKind;
 use crate::handles::Handles;
 use crate::import;
+use crate::watch;
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
 /// How much a receiver takes from a peer, which may say anything: looked at before anything is allocated for it.
@@ -150,8 +151,10 @@ const OPEN_AT_ONCE: usize = 32;
 /// # Errors
 /// As [`export`](crate::export()) and [`send`]. The receiver of a buffer that could not be exported whole is told.
 pub fn send_buffer<S: AsFd>(socket: S, buffer: &VirtualMemoryBuffer, deadline: Instant) -> Result<(), Error> {
-    let channel = Channel::new(socket.as_fd(), deadline)?;
-    let export = Export::of(buffer)?;
+    watch::export(buffer, || send_exported(Channel::new(socket.as_fd(), deadline)?, &Export::of(buffer)?))
+}
+
+fn send_exported(channel: Channel<'_>, export: &Export<'_>) -> Result<(), Error> {
     let mut outgoing = Outgoing::begin(channel, &export.metadata()?)?;
     let mut next = 0;
     loop {
@@ -185,23 +188,30 @@ pub fn receive_buffer<S: AsFd>(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<VirtualMemoryBuffer, Error> {
-    let channel = Channel::new(socket.as_fd(), deadline)?;
-    let receive = || {
-        let mut incoming = Incoming::begin(channel, limits)?;
-        let metadata = incoming.metadata().clone();
-        import::check(resource, &metadata)?;
-        let mut handles = Vec::new().into_iter();
-        let buffer = resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
-            if handles.len() == 0 {
-                let batch = incoming.next(OPEN_AT_ONCE)?;
-                FileKind::check(resource.device(), batch.as_fds().enumerate().map(|(nth, fd)| (chunk + nth, fd)))?;
-                handles = batch.into_files().into_iter();
-            }
-            let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
-            import::import_chunk(resource, chunk, handle.as_fd(), size)
-        })?;
-        incoming.accept()?;
-        Ok(buffer)
-    };
-    receive().inspect_err(|error| incoming::refuse(channel, error))
+    watch::import(watch::import_span(None), || {
+        let channel = Channel::new(socket.as_fd(), deadline)?;
+        receive_imported(channel, resource, limits).inspect_err(|error| incoming::refuse(channel, error))
+    })
+}
+
+fn receive_imported(
+    channel: Channel<'_>,
+    resource: &VirtualMemoryResource,
+    limits: &Limits,
+) -> Result<VirtualMemoryBuffer, Error> {
+    let mut incoming = Incoming::begin(channel, limits)?;
+    let metadata = incoming.metadata().clone();
+    import::check(resource, &metadata)?;
+    let mut handles = Vec::new().into_iter();
+    let buffer = resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
+        if handles.len() == 0 {
+            let batch = incoming.next(OPEN_AT_ONCE)?;
+            FileKind::check(resource.device(), batch.as_fds().enumerate().map(|(nth, fd)| (chunk + nth, fd)))?;
+            handles = batch.into_files().into_iter();
+        }
+        let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
+        import::import_chunk(resource, chunk, handle.as_fd(), size)
+    })?;
+    incoming.accept()?;
+    Ok(buffer)
 }
