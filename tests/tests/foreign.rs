@@ -36,6 +36,7 @@ cuvmm_tests::suite!(
     values_of_another_driver_are_refused_without_a_call,
     an_alias_of_others_memory_has_the_same_bytes_and_outlives_theirs,
     an_alias_takes_whole_mappings,
+    what_is_taken_over_and_wrapped_is_counted,
 );
 
 /// The granules of the mappings of a range that has room behind them.
@@ -472,4 +473,26 @@ fn an_alias_takes_whole_mappings(backend: &Backend) {
     backend.require_unchanged(&mark);
     deallocate(&resource, &range, Release::Caller).unwrap();
     backend.require_all_gone();
+}
+
+fn what_is_taken_over_and_wrapped_is_counted(backend: &Backend) {
+    let resource = backend.resource();
+    let range = device_range(backend, &GRANULES);
+    let mapped = range.mapped();
+    // SAFETY: it is the test's to share.
+    let alias = unsafe { resource.wrap(range.address, mapped) }.unwrap();
+    let statistics = resource.statistics();
+    assert_eq!((statistics.retained.now, statistics.mapped.now, statistics.allocations), (mapped, mapped, 1));
+    let before = statistics.reserved.now;
+    let buffer = adopt(&resource, &range, Release::Caller).unwrap();
+    let statistics = resource.statistics();
+    assert_eq!((statistics.retained.now, statistics.mapped.now), (2 * mapped, 2 * mapped));
+    assert_eq!((statistics.reserved.now, statistics.physical.peak), (before + range.size, 0));
+    assert_eq!((statistics.buffers, statistics.allocations), (2, 2));
+    alias.close().unwrap();
+    buffer.close().unwrap();
+    deallocate(&resource, &device_range(backend, &GRANULES), Release::Caller).unwrap();
+    let end = resource.statistics();
+    assert_eq!([end.reserved, end.mapped, end.retained].map(|level| level.now), [0; 3]);
+    assert_eq!((end.buffers, end.allocations, end.stranded), (0, 2, 0));
 }

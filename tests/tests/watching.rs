@@ -49,8 +49,8 @@ impl Visit for Told {
 #[derive(Clone, Default)]
 struct Listener {
     told: Arc<Mutex<Vec<Told>>>,
-    /// The spans that are entered.
-    entered: Arc<Mutex<Vec<u64>>>,
+    /// The spans that each thread has entered.
+    entered: Arc<Mutex<BTreeMap<String, Vec<u64>>>>,
     names: Arc<Mutex<BTreeMap<u64, String>>>,
     next: Arc<AtomicU64>,
     each: Option<Arc<dyn Fn() + Send + Sync>>,
@@ -68,7 +68,7 @@ impl Listener {
     }
 
     fn keep(&self, metadata: &Metadata<'_>, mut told: Told) {
-        let inmost = self.entered.lock().unwrap().last().copied();
+        let inmost = self.entered.lock().unwrap().get(&this_thread()).and_then(|spans| spans.last().copied());
         told.within = inmost.and_then(|span| self.names.lock().unwrap().get(&span).cloned());
         told.target = metadata.target().to_owned();
         told.level = Some(*metadata.level());
@@ -111,12 +111,17 @@ impl Subscriber for Listener {
     }
 
     fn enter(&self, span: &Id) {
-        self.entered.lock().unwrap().push(span.into_u64());
+        self.entered.lock().unwrap().entry(this_thread()).or_default().push(span.into_u64());
     }
 
     fn exit(&self, span: &Id) {
-        assert_eq!(self.entered.lock().unwrap().pop(), Some(span.into_u64()));
+        let left = self.entered.lock().unwrap().get_mut(&this_thread()).and_then(Vec::pop);
+        assert_eq!(left, Some(span.into_u64()));
     }
+}
+
+fn this_thread() -> String {
+    format!("{:?}", std::thread::current().id())
 }
 
 struct Bench {
@@ -267,15 +272,13 @@ fn subscribers_may_use_what_they_are_told_of() {
             let calls = Arc::new(AtomicUsize::new(0));
             let (shared, stream, counted) = (buffer.clone(), streams[0].clone(), calls.clone());
             let listener = Listener::at_each(move || {
-                // What it is told of its own doing, it does nothing about.
-                tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || {
-                    counted.fetch_add(1, Ordering::Relaxed);
-                    let _ = shared.fence(&stream);
-                    let _ = shared.set_release(Release::Caller);
-                    let _ = shared.fill(0, 1, 0);
-                    let _ = (shared.capacity(), shared.released_after(), shared.resource().statistics());
-                    let _ = shared.grow(2 * G);
-                });
+                // It is not told of its own doing.
+                counted.fetch_add(1, Ordering::Relaxed);
+                let _ = shared.fence(&stream);
+                let _ = shared.set_release(Release::Caller);
+                let _ = shared.fill(0, 1, 0);
+                let _ = (shared.capacity(), shared.released_after(), shared.resource().statistics());
+                let _ = shared.grow(2 * G);
             });
             bench.faults.fail_any(nth, CUresult::UNKNOWN, When::Before);
             listener.listen(|| {

@@ -115,6 +115,7 @@ impl VirtualMemoryResource {
         let found = unsafe { self.find(address, size) }?;
         // SAFETY: the caller's promise; it was found just now.
         let buffer = unsafe { self.take_over(found) }?;
+        self.counts().add_allocation();
         Ok(buffer.with_release(release))
     }
 
@@ -303,6 +304,7 @@ impl VirtualMemoryResource {
     unsafe fn retain(&self, extent: Extent) -> Result<Allocation, Error> {
         // SAFETY: the caller may share it, and a driver maps nothing but the whole of an allocation: its size is that.
         let allocation = unsafe { Allocation::retain(self.device().driver(), extent.address, extent.size) }?;
+        let allocation = allocation.counted(&self.memory().usage);
         let (location, wanted) = (allocation.properties()?.location, self.memory().properties.location);
         // Memory of the host has no number, unless it is of a node.
         let is_host = [location, wanted].iter().all(|one| one.location_type == CUmemLocation::host().location_type);
@@ -339,7 +341,7 @@ impl VirtualMemoryResource {
         // SAFETY: it is one whole reservation by the driver's word, and the caller's to give away; all that is mapped in
         // it is taken over below, and reaches across no end.
         let reservation = unsafe { Reservation::from_raw(self.device().driver(), found.address, found.size) }?;
-        let reservation = Arc::new(reservation);
+        let reservation = Arc::new(reservation.counted(&self.memory().usage));
         let mut range = Range::default();
         for (allocation, access) in found.chunks {
             let room = reservation.take(range.end(), allocation.size())?;
