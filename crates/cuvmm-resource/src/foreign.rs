@@ -305,10 +305,8 @@ impl VirtualMemoryResource {
         // SAFETY: the caller may share it, and a driver maps nothing but the whole of an allocation: its size is that.
         let allocation = unsafe { Allocation::retain(self.device().driver(), extent.address, extent.size) }?;
         let allocation = allocation.counted(&self.memory().usage);
-        let (location, wanted) = (allocation.properties()?.location, self.memory().properties.location);
-        // Memory of the host has no number, unless it is of a node.
-        let is_host = [location, wanted].iter().all(|one| one.location_type == CUmemLocation::host().location_type);
-        if location != wanted && !is_host {
+        let location = allocation.properties()?.location;
+        if !self.memory().lies_at(location) {
             return Err(Error::OtherLocation { address: extent.address, location });
         }
         Ok(allocation)

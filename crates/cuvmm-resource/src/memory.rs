@@ -92,6 +92,12 @@ impl Memory {
         })
     }
 
+    /// Whether memory that the driver says lies there is of this kind. Memory that was made anywhere on the host reads as
+    /// a node's (measured).
+    pub(crate) fn lies_at(&self, location: CUmemLocation) -> bool {
+        location == self.properties.location || (self.location == Location::Host && is_host(location))
+    }
+
     /// Whether a GPU may touch it.
     pub(crate) fn is_device_accessible(&self) -> bool {
         self.access.iter().any(|desc| desc.location.location_type == CUmemLocationType::DEVICE)
