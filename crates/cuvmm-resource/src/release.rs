@@ -149,10 +149,8 @@ impl Order {
         waits.extend(self.fences.iter().map(|fence| (fence.stream.target(), fence.event)));
         for (target, _) in waits.iter().filter(|(_, event)| event.is_none()) {
             let (session, entered) = Session::enter(*target);
-            let is_gone = entered.as_ref().is_err_and(|error| is_over(error.code()));
             first = first.and(entered);
-            // Of a stream whose context is gone a driver can't even be asked this: it crashes.
-            if is_gone || session.is_lost() {
+            if session.is_gone() || session.is_lost() {
                 continue;
             }
             match session.is_capturing() {
@@ -255,10 +253,8 @@ fn wait(
     first: Result<(), cuvmm_driver::Error>,
 ) -> Result<Result<(), cuvmm_driver::Error>, Unsettled> {
     let (session, entered) = Session::enter(target);
-    let is_gone = entered.as_ref().is_err_and(|error| is_over(error.code()));
     let waited = match event {
-        // A driver that is asked for what went with its context can crash.
-        _ if is_gone => entered.clone(),
+        _ if session.is_gone() => entered.clone(),
         // SAFETY: the event is a fence's, of this stream's context.
         Some(event) => unsafe { session.synchronize_event(event) },
         None if session.is_lost() => entered.clone(),
@@ -267,7 +263,7 @@ fn wait(
     if waited.as_ref().is_err_and(|error| is_capture_code(error.code())) {
         return Err(Unsettled::Refused(Error::StreamCapturing));
     }
-    let is_settled = waited.as_ref().map_or_else(|error| is_over(error.code()), |()| true);
+    let is_settled = session.is_gone() || waited.as_ref().map_or_else(|error| is_over(error.code()), |()| true);
     match first.and(entered).and(waited) {
         Err(error) if !is_settled => Err(Unsettled::Refused(Error::Driver(error))),
         first => Ok(first.and(session.leave())),

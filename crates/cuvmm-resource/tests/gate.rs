@@ -277,3 +277,31 @@ fn closing_on_a_token_waits_for_the_default_stream() {
         bench.assert_clean();
     }
 }
+
+/// A driver that is asked for what went with its context can crash, also when the thread's mode was not had before.
+#[test]
+fn nothing_is_asked_of_a_stream_whose_context_is_gone() {
+    for code in [CUresult::CONTEXT_IS_DESTROYED, CUresult::INVALID_CONTEXT] {
+        for is_relaxed in [true, false] {
+            let bench = Bench::small();
+            let stream = StreamRef::create(&bench.device()).unwrap();
+            let options = Options::new().release(Release::Stream(stream.clone()));
+            let buffer = bench.resource(options).allocate(G).unwrap();
+            buffer.fence(&StreamRef::create(&bench.device()).unwrap()).unwrap();
+            let any = |_: &[u64]| true;
+            bench.faults.fail_when(Call::cuCtxPushCurrent, any, code, When::Before);
+            if !is_relaxed {
+                bench.faults.fail_when(Call::cuThreadExchangeStreamCaptureMode, any, CUresult::UNKNOWN, When::Before);
+            }
+            bench.simulator.clear_calls();
+            let (error, buffer) = buffer.close().unwrap_err().into_parts();
+            let expected = if is_relaxed { code } else { CUresult::UNKNOWN };
+            assert_eq!((error.code(), buffer.is_none()), (Some(expected), true), "{error}");
+            for call in [Call::cuStreamIsCapturing, Call::cuStreamSynchronize, Call::cuEventSynchronize] {
+                assert_eq!(bench.count(call), 0, "{call}");
+            }
+            assert_eq!(bench.simulator.live().mappings, 0);
+            bench.faults.clear();
+        }
+    }
+}
