@@ -39,24 +39,22 @@ impl std::fmt::Display for Choice {
     }
 }
 
-/// A simulated machine that can be examined.
+/// A simulated machine that can be examined: the default is the first that the simulator names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Simulated {
     name: &'static str,
     pub(crate) model: fn() -> Machine,
 }
 
-/// All of them, the default first.
-const SIMULATED: [Simulated; 4] = [
-    Simulated { name: "h200", model: Machine::h200 },
-    Simulated { name: "h200_pair", model: Machine::h200_pair },
-    Simulated { name: "small", model: Machine::small },
-    Simulated { name: "odd", model: Machine::odd },
-];
+impl From<(&'static str, fn() -> Machine)> for Simulated {
+    fn from((name, model): (&'static str, fn() -> Machine)) -> Self {
+        Self { name, model }
+    }
+}
 
 impl Default for Simulated {
     fn default() -> Self {
-        SIMULATED[0]
+        Machine::NAMED[0].into()
     }
 }
 
@@ -64,10 +62,9 @@ impl FromStr for Simulated {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = SIMULATED.into_iter().find(|machine| machine.name == name);
-        found.ok_or_else(|| {
-            format!("no simulated machine `{name}`: {}", SIMULATED.map(|machine| machine.name).join(", "))
-        })
+        let found = Machine::NAMED.into_iter().find(|(known, _)| *known == name);
+        let known = || Machine::NAMED.map(|(name, _)| name).join(", ");
+        found.map(Self::from).ok_or_else(|| format!("no simulated machine `{name}`: {}", known()))
     }
 }
 

@@ -26,7 +26,7 @@ impl Configuration {
         let mut variables: BTreeMap<String, String> = variables.collect();
         let mut machine = match take(&mut variables, "MACHINE") {
             None => Machine::default(),
-            Some(name) => machine(&name).ok_or_else(|| wrong("MACHINE", &name))?,
+            Some(name) => Machine::named(&name).ok_or_else(|| wrong("MACHINE", &name))?,
         };
         if let Some(name) = take(&mut variables, "PRESET") {
             machine = machine.preset(preset(&name).ok_or_else(|| wrong("PRESET", &name))?);
@@ -71,16 +71,6 @@ fn take(variables: &mut BTreeMap<String, String>, name: &str) -> Option<String> 
 
 fn wrong(name: &str, value: &str) -> String {
     format!("{PREFIX}{name} cannot be {value:?}")
-}
-
-fn machine(name: &str) -> Option<Machine> {
-    Some(match name {
-        "h200" => Machine::h200(),
-        "h200_pair" => Machine::h200_pair(),
-        "small" => Machine::small(),
-        "odd" => Machine::odd(),
-        _ => return None,
-    })
 }
 
 fn preset(name: &str) -> Option<Preset> {

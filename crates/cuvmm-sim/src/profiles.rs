@@ -8,7 +8,26 @@ use crate::policy::Preset;
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
+type Make = fn() -> Machine;
+
 impl Machine {
+    /// The machines that are ready, each with its name; the default is the first.
+    ///
+    /// ```
+    /// use cuvmm_sim::Machine;
+    ///
+    /// let (name, machine) = Machine::NAMED[0];
+    /// assert_eq!((name, machine().devices.len()), ("h200", 1));
+    /// ```
+    pub const NAMED: [(&'static str, Make); 4] =
+        [("h200", Self::h200), ("h200_pair", Self::h200_pair), ("small", Self::small), ("odd", Self::odd)];
+
+    /// The machine of that name, if it is one of [`NAMED`](Self::NAMED).
+    pub fn named(name: &str) -> Option<Self> {
+        let found = Self::NAMED.into_iter().find(|(known, _)| *known == name);
+        found.map(|(_, machine)| machine())
+    }
+
     /// One H200, on a host with one NUMA node and no IMEX channel.
     pub fn h200() -> Self {
         Self {

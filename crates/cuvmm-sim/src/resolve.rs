@@ -143,38 +143,11 @@ fn foreign(call: Call) -> &'static [(i32, i32)] {
     }
 }
 
-/// Whether a call reads the default stream, so that a driver has it a second time for threads with their own.
+/// Whether a call reads the default stream, so that a driver has it a second time for threads with their own: it is
+/// given a stream, or does work without one.
 fn has_per_thread_form(call: Call) -> bool {
-    matches!(
-        call,
-        Call::cuStreamSynchronize
-            | Call::cuStreamQuery
-            | Call::cuStreamIsCapturing
-            | Call::cuStreamGetCaptureInfo
-            | Call::cuStreamBeginCapture
-            | Call::cuStreamEndCapture
-            | Call::cuStreamGetCtx
-            | Call::cuStreamGetDevice
-            | Call::cuStreamWaitEvent
-            | Call::cuLaunchHostFunc
-            | Call::cuEventRecord
-            | Call::cuMemcpy
-            | Call::cuMemcpyAsync
-            | Call::cuMemcpyHtoD
-            | Call::cuMemcpyDtoH
-            | Call::cuMemcpyDtoD
-            | Call::cuMemcpyHtoDAsync
-            | Call::cuMemcpyDtoHAsync
-            | Call::cuMemcpyDtoDAsync
-            | Call::cuMemcpyPeer
-            | Call::cuMemcpyPeerAsync
-            | Call::cuMemsetD8
-            | Call::cuMemsetD16
-            | Call::cuMemsetD32
-            | Call::cuMemsetD8Async
-            | Call::cuMemsetD16Async
-            | Call::cuMemsetD32Async
-            | Call::cuGraphLaunch
-            | Call::cuLaunchKernel
-    )
+    let takes_a_stream = call.parameters().iter().any(|parameter| parameter.type_name == "CUstream");
+    let is_work = ["cuMemcpy", "cuMemset"].iter().any(|work| call.name().starts_with(work));
+    // No default stream is destroyed.
+    (takes_a_stream && call != Call::cuStreamDestroy) || is_work
 }
