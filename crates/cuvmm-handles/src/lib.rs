@@ -9,10 +9,10 @@ mod mapping;
 mod refused;
 mod reservation;
 mod size;
-#[cfg(not(shuttle))]
+#[cfg(not(cuvmm_shuttle))]
 mod sync;
 // The models are written with it.
-#[cfg(shuttle)]
+#[cfg(cuvmm_shuttle)]
 #[doc(hidden)]
 pub mod sync;
 mod usage;

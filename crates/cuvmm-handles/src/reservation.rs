@@ -251,7 +251,7 @@ impl Reservation {
     /// # Errors
     /// [`Error::NotGranular`] for no bytes, [`Error::OutOfBounds`], [`Error::AlreadyMapped`].
     // No `Arc` but the standard library's can be a receiver: in a model, sync.rs has this method.
-    #[cfg(not(shuttle))]
+    #[cfg(not(cuvmm_shuttle))]
     pub fn take(self: &Arc<Self>, offset: usize, size: usize) -> Result<Room, Error> {
         Room::take(self, offset, size)
     }

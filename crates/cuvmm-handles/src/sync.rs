@@ -1,17 +1,21 @@
-//! Shared ownership and locks: the standard library's, or under `--cfg shuttle` those that a model checker schedules.
+//! Shared ownership and locks: the standard library's, or under `--cfg cuvmm_shuttle` those that a model checker
+//! schedules.
+//!
+//! The cfg is none that anybody else has for their own models. The feature `shuttle` brings the checker, and does nothing
+//! by itself: an optional dependency is in the lock file of nobody who does not ask for it.
 //!
 //! What threads share goes through here. What they never contend for, immutable data and counters, may be the
 //! standard library's.
 
-#[cfg(not(shuttle))]
+#[cfg(not(cuvmm_shuttle))]
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-#[cfg(shuttle)]
+#[cfg(cuvmm_shuttle)]
 pub use modelled::{Arc, LOCKED, Mutex, TORN};
-#[cfg(shuttle)]
+#[cfg(cuvmm_shuttle)]
 pub use shuttle::sync::{MutexGuard, PoisonError};
 
-#[cfg(shuttle)]
+#[cfg(cuvmm_shuttle)]
 mod modelled {
     use std::cell::Cell;
     use std::ops::Deref;

@@ -208,6 +208,21 @@ fn development_dependencies_on_own_crates_carry_no_version() {
     assert_none("write these as `{ path = … }` alone", &versioned(&edges()));
 }
 
+/// What only some builds have is still in every user's lock file, unless it is optional.
+#[test]
+fn what_only_some_builds_have_is_optional() {
+    let mut found = Vec::new();
+    for package in packages() {
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let is_conditional = dependency["kind"].is_null() && !dependency["target"].is_null();
+            if is_conditional && dependency["optional"] == false {
+                found.push(format!("{} -> {}", package["name"], dependency["name"]));
+            }
+        }
+    }
+    assert_none("write these with `optional = true`", &found);
+}
+
 #[test]
 fn every_dependency_is_inherited_and_used() {
     let listed = third_party();

@@ -2,7 +2,7 @@
 //! threads' steps. `cargo xtask shuttle` builds and runs them; any other build has none.
 //!
 //! `CUVMM_SCHEDULES` says how many orders each model is run in, and `CUVMM_SEED` what they follow from.
-#![cfg(shuttle)]
+#![cfg(cuvmm_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod driver;
