@@ -1,7 +1,7 @@
 //! What an operation on handles can fail with.
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation, CUmemLocationType, CUresult};
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation, CUresult};
 
 /// What an operation on handles failed with.
 ///
@@ -147,13 +147,7 @@ pub enum Error {
 
 /// Who was refused, for a message.
 fn to(location: Option<CUmemLocation>) -> String {
-    match location {
-        None => String::new(),
-        Some(CUmemLocation { location_type: CUmemLocationType::DEVICE, id }) => format!(", to device {id}"),
-        Some(CUmemLocation { location_type: CUmemLocationType::HOST, .. }) => ", to the host".to_owned(),
-        Some(CUmemLocation { location_type: CUmemLocationType::HOST_NUMA, id }) => format!(", to the host's node {id}"),
-        Some(CUmemLocation { location_type, id }) => format!(", to {id} of location type {}", location_type.0),
-    }
+    location.map_or_else(String::new, |location| format!(", to {location}"))
 }
 
 impl Error {

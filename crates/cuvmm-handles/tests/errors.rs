@@ -60,15 +60,15 @@ fn each_error_says_what_and_how_much() {
         ),
         (
             grant(Some(CUmemLocation::host_numa(1))),
-            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to the \
-             host's node 1",
+            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to NUMA \
+             node 1 of the host",
             Some(Call::cuMemMap),
             Some(CUresult(2)),
         ),
         (
             grant(Some(CUmemLocation { location_type: CUmemLocationType(77), id: 5 })),
-            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to 5 of \
-             location type 77",
+            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes at 0x400000, to \
+             location 5 of type 77",
             Some(Call::cuMemMap),
             Some(CUresult(2)),
         ),

@@ -3,7 +3,7 @@
 use std::io;
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUmemLocationType, CUresult};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUresult};
 
 use crate::descriptor::InvalidMetadata;
 use crate::file_kind::FileKind;
@@ -169,7 +169,7 @@ pub enum Error {
         expected: Option<FileKind>,
     },
     /// The driver says that the imported memory lives elsewhere than the descriptor said.
-    #[error("chunk {chunk} is memory of {}, not of {}", whose(*found), whose(*expected))]
+    #[error("chunk {chunk} is memory of {found}, not of {expected}")]
     OtherMemory {
         /// Which chunk.
         chunk: usize,
@@ -275,14 +275,6 @@ fn handles_are(expected: Option<FileKind>) -> String {
         || "and no driver's handles are that".to_owned(),
         |expected| format!("and the handles of this driver are {expected}"),
     )
-}
-
-fn whose(location: CUmemLocation) -> String {
-    match location.location_type {
-        CUmemLocationType::DEVICE => format!("device {}", location.id),
-        CUmemLocationType::HOST_NUMA => format!("NUMA node {} of the host", location.id),
-        CUmemLocationType(kind) => format!("location {} of type {kind}", location.id),
-    }
 }
 
 #[cfg(test)]

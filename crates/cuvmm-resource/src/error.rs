@@ -4,7 +4,7 @@ use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation};
 use cuvmm_driver::{CUresult, Call};
 
 use crate::buffer::VirtualMemoryBuffer;
-use crate::kind::{Access, HandleKind, describe};
+use crate::kind::{Access, HandleKind};
 use crate::shortage::OutOfMemory;
 
 /// What an operation of the resource or a buffer failed with.
@@ -48,7 +48,7 @@ pub enum Error {
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
     /// Memory was mapped, and then somebody could not be given access to it.
-    #[error("{error}, for {bytes:#x} bytes at {address}{}", whose(*.location))]
+    #[error("{error}, for {bytes:#x} bytes at {address}{}", to(*.location))]
     AccessRefused {
         /// Who, where that could be found out.
         location: Option<CUmemLocation>,
@@ -219,7 +219,7 @@ pub enum Error {
         address: CUdeviceptr,
     },
     /// Memory that does not lie where the resource's does.
-    #[error("the memory at {address} is of {}", describe(*.location))]
+    #[error("the memory at {address} is of {location}")]
     OtherLocation {
         /// Where it is mapped.
         address: CUdeviceptr,
@@ -294,9 +294,9 @@ impl From<cuvmm_handles::Error> for Error {
     }
 }
 
-/// Whom a message is about.
-fn whose(location: Option<CUmemLocation>) -> String {
-    location.map_or_else(String::new, |location| format!(", for {}", describe(location)))
+/// Who was refused, for a message.
+fn to(location: Option<CUmemLocation>) -> String {
+    location.map_or_else(String::new, |location| format!(", to {location}"))
 }
 
 /// Why a buffer was not closed, or not cleanly.

@@ -1,6 +1,6 @@
 //! What memory can be asked to be: where it lies, who may touch it, and how it can be shared.
 
-use cuvmm_driver::sys::{CUmemAccess_flags, CUmemAllocationHandleType, CUmemLocation};
+use cuvmm_driver::sys::{CUmemAccess_flags, CUmemAllocationHandleType};
 
 use crate::error::Error;
 
@@ -183,15 +183,4 @@ pub enum Request {
     IfSupported,
     /// Wanted, or no resource.
     Required,
-}
-
-/// A location as messages have it.
-pub(crate) fn describe(location: CUmemLocation) -> String {
-    use cuvmm_driver::sys::CUmemLocationType as Type;
-    match location.location_type {
-        Type::DEVICE => format!("device {}", location.id),
-        Type::HOST => "the host".into(),
-        Type::HOST_NUMA => format!("NUMA node {} of the host", location.id),
-        other => format!("location {} of type {}", location.id, other.0),
-    }
 }

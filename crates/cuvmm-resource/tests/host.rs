@@ -121,7 +121,7 @@ fn a_device_that_does_not_reach_the_memory_is_named() {
         let error = VirtualMemoryResource::new(&device, on(location)).unwrap_err();
         let Error::AccessRefused { location: refused, .. } = &error else { panic!("{error:?}") };
         assert_eq!((*refused, error.code()), (Some(CUmemLocation::device(0)), Some(CUresult::NOT_SUPPORTED)));
-        assert!(error.to_string().ends_with(", for device 0"), "{error}");
+        assert!(error.to_string().ends_with(", to device 0"), "{error}");
         // Without it there is memory.
         VirtualMemoryResource::new(&device, on(location).own_access(Access::None)).unwrap();
     }

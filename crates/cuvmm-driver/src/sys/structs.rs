@@ -27,6 +27,13 @@ pub struct CUmemFabricHandle {
 }
 
 /// A place where memory lives, or one that is granted access.
+///
+/// ```
+/// use cuvmm_driver::sys::CUmemLocation;
+///
+/// let places = [CUmemLocation::device(3), CUmemLocation::host(), CUmemLocation::host_numa(1)];
+/// assert_eq!(places.map(|place| place.to_string()), ["device 3", "the host", "NUMA node 1 of the host"]);
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CUmemLocation {
@@ -227,6 +234,17 @@ impl Default for CUmemFabricHandle {
 impl std::fmt::Debug for CUmemFabricHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CUmemFabricHandle").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Display for CUmemLocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.location_type {
+            CUmemLocationType::DEVICE => write!(f, "device {}", self.id),
+            CUmemLocationType::HOST => f.write_str("the host"),
+            CUmemLocationType::HOST_NUMA => write!(f, "NUMA node {} of the host", self.id),
+            CUmemLocationType(other) => write!(f, "location {} of type {other}", self.id),
+        }
     }
 }
 
