@@ -100,7 +100,8 @@ impl VirtualMemoryBuffer {
     /// Where the resource has a [growth policy](crate::GrowthPolicy), more may be added than is asked for.
     ///
     /// # Errors
-    /// As [`allocate`](VirtualMemoryResource::allocate). Whatever the reservation behind this buffer fails with means
+    /// As [`allocate`](VirtualMemoryResource::allocate); [`Error::Handles`] where the memory ends at no multiple of the
+    /// granularity of what is added, as imported memory may. Whatever the reservation behind this buffer fails with means
     /// to move. This buffer is untouched by any failure, and nothing is left behind.
     pub fn grow(&self, new_size: usize) -> Result<Self, Error> {
         self.grow_with(new_size, &GrowOptions::new())
@@ -132,7 +133,7 @@ impl VirtualMemoryBuffer {
     ///
     /// # Errors
     /// As [`grow`](Self::grow). Before any call [`Error::ChunkMismatch`], and [`Error::NotWritable`] where zeros are
-    /// wanted; [`Error::WouldMove`] where it must not.
+    /// wanted and can't be written; [`Error::WouldMove`] where it must not.
     pub fn grow_with(&self, new_size: usize, options: &GrowOptions) -> Result<Self, Error> {
         watch("grow", self.grow_span(new_size, options), || {
             let ended = self.larger(new_size, options);
@@ -303,9 +304,12 @@ impl VirtualMemoryBuffer {
         let end = self.range().end();
         let granularity = self.resource().granularity().max(added.granularity);
         let total = granularity.exact(end)?.checked_add(granularity.exact(extra)?)?.bytes();
-        let reservation = Arc::new(self.resource().reserve_anywhere(granularity, total)?);
+        let mappings = self.range().mappings();
+        // Those that are there may be of a coarser one, made by another resource.
+        let coarsest = mappings.iter().map(|mapping| mapping.allocation().granularity()).fold(granularity, Ord::max);
+        let reservation = Arc::new(self.resource().reserve_anywhere(coarsest, total)?);
         let mut range = Range::default();
-        for mapping in self.range().mappings() {
+        for mapping in mappings {
             let (allocation, access) = (Arc::clone(mapping.allocation()), Arc::clone(mapping.access()));
             let mapping = Mapping::map(&reservation, range.end(), allocation, access)?;
             range = range.with(mapping);

@@ -1,7 +1,7 @@
 //! Grows with options of their own: in place, zeroed, and with chunks of another resource.
 
 use cuvmm_driver::CUresult;
-use cuvmm_driver::sys::CUdevice_attribute;
+use cuvmm_driver::sys::{CUdevice_attribute, CUmemAllocationGranularity_flags};
 use cuvmm_resource::{
     Access, Error, GranularityKind, GrowOptions, HandleKind, Location, Options, Outcome, Request, VirtualMemoryResource,
 };
@@ -92,6 +92,26 @@ fn a_chunk_of_a_coarser_granularity_begins_and_ends_at_its_multiples() {
     assert_eq!(odd.grow_with(3 * MIB, &options).map(drop), Err(Error::Handles(not_granular)));
     bench.assert_no_call();
     drop((buffer, grown, odd));
+    bench.assert_clean();
+}
+
+#[test]
+fn a_chunk_of_a_coarser_granularity_is_moved_to_its_multiples() {
+    let granularity = |_: &_, option| {
+        if option == CUmemAllocationGranularity_flags::RECOMMENDED { 64 * MIB } else { 2 * MIB }
+    };
+    let bench = Bench::new(Machine::h200().granularity(granularity).hints(Hints::Refused(CUresult::INVALID_VALUE)));
+    let coarse = bench.resource(Options::new().granularity(GranularityKind::Recommended));
+    let buffer = bench.plain().allocate(64 * MIB).unwrap();
+    let mixed = buffer.grow_with(65 * MIB, &GrowOptions::new().chunk_of(&coarse)).unwrap();
+    assert_eq!(mixed.size(), 128 * MIB);
+    // Reservations one beside the other, of which not each begins at a multiple by itself.
+    let moved: Vec<_> = (0..4).map(|_| mixed.grow(160 * MIB).unwrap()).collect();
+    for buffer in &moved {
+        assert_eq!(buffer.outcome(), Some(Outcome::Moved));
+        assert!(buffer.chunks()[1].address.0.is_multiple_of(64 * MIB as u64), "{buffer:?}");
+    }
+    drop((buffer, mixed, moved));
     bench.assert_clean();
 }
 
