@@ -1,10 +1,10 @@
-//! [`VirtualMemoryBuffer`]: contiguous device memory that can grow, and its end.
+//! [`VirtualMemoryBuffer`]: contiguous memory that can grow, and its end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationHandleType};
+use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{CUresult, Driver, StrandedKind};
-use cuvmm_handles::{Mapping, Origin, Reservation};
+use cuvmm_handles::{Mapping, Reservation};
 
 use crate::error::{CloseError, Error};
 use crate::range::Range;
@@ -14,7 +14,7 @@ use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::watch::{TARGET, watch};
 
-/// How a grown buffer came by its addresses.
+/// How a buffer that was grown or cut from another came by its addresses.
 ///
 /// ```
 /// # use cuvmm_resource::*;
@@ -43,39 +43,7 @@ pub enum Outcome {
     Moved,
 }
 
-/// One piece of physical memory of a buffer, as it is mapped. It pins nothing.
-///
-/// ```
-/// # use cuvmm_resource::*;
-/// # use cuvmm_sim::{Machine, Simulator};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let simulator = Simulator::new(Machine::h200());
-/// # let device = simulator.driver()?.device(0)?;
-/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
-/// let buffer = resource.allocate(2 << 20)?.grow_into(6 << 20)?;
-/// let sizes: Vec<usize> = buffer.chunks().iter().map(|chunk| chunk.size).collect();
-/// assert_eq!(sizes, [2 << 20, 4 << 20]);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct Chunk {
-    /// Where it begins.
-    pub address: CUdeviceptr,
-    /// How long it is, in bytes.
-    pub size: usize,
-    /// Whom it was granted to.
-    pub access: Vec<CUmemAccessDesc>,
-    /// The kinds of handle that it was made for; none where it was not made here.
-    pub handle_kinds: CUmemAllocationHandleType,
-    /// Whether it was made for network cards to reach it (GPUDirect RDMA); false where it was not made here.
-    pub rdma: bool,
-    /// Whether it was made compressible; false where it was not made here.
-    pub compression: bool,
-}
-
-/// Contiguous device memory, at addresses that kernels use, which [grows](Self::grow) without a copy.
+/// Contiguous memory, at addresses that kernels use, which [grows](Self::grow) without a copy.
 ///
 /// Work on the addresses is started by unsafe code, which sees to it that the work ends, or is ordered before the
 /// [release stream](Self::set_release) or a [fence](Self::fence), before the last buffer over them closes.
@@ -208,39 +176,19 @@ impl VirtualMemoryBuffer {
         &self.resource
     }
 
-    /// How it came by its addresses, where it was grown from another.
+    /// How it came by its addresses, where it was grown or cut from another.
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome
     }
 
-    /// A number that it shares with those that it was grown from or into, and with no other buffer of this process.
+    /// A number that it shares with those that it was grown or cut from or into, and with no other buffer of this process.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// A number of its own among those of its [id](Self::id): a grown buffer's is higher.
+    /// A number of its own among those of its [id](Self::id): higher than that of the one that it was made from.
     pub fn generation(&self) -> u64 {
         self.generation
-    }
-
-    /// The physical pieces that it is made of, in address order. A driver query about an address answers for the
-    /// one piece around it.
-    pub fn chunks(&self) -> Vec<Chunk> {
-        let chunk = |mapping: &Mapping| {
-            let flags = mapping.allocation().flags().unwrap_or_default();
-            Chunk {
-                address: mapping.address(),
-                size: mapping.size(),
-                access: mapping.access().to_vec(),
-                handle_kinds: match mapping.allocation().origin() {
-                    Origin::Created(kinds) => kinds,
-                    _ => CUmemAllocationHandleType::NONE,
-                },
-                rdma: flags.gpu_direct_rdma_capable != 0,
-                compression: flags.compression_type != 0,
-            }
-        };
-        self.mappings().into_iter().map(chunk).collect()
     }
 
     /// The mappings that cover its size, in address order.

@@ -3,6 +3,7 @@
 
 mod buffer;
 mod capture;
+mod chunk;
 mod error;
 mod foreign;
 mod grow;
@@ -25,7 +26,8 @@ mod transfer;
 mod truncate;
 mod watch;
 
-pub use buffer::{Chunk, Outcome, VirtualMemoryBuffer};
+pub use buffer::{Outcome, VirtualMemoryBuffer};
+pub use chunk::Chunk;
 pub use cuvmm_handles::Level;
 pub use error::{CloseError, DeallocateError, Error, ResizeError};
 pub use grow::GrowOptions;

@@ -1,0 +1,60 @@
+//! [`Chunk`]: what is told of one piece of a buffer's memory.
+
+use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemAllocationHandleType};
+use cuvmm_handles::{Mapping, Origin};
+
+use crate::buffer::VirtualMemoryBuffer;
+
+/// One piece of physical memory of a buffer, as it is mapped. It pins nothing.
+///
+/// ```
+/// # use cuvmm_resource::*;
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let simulator = Simulator::new(Machine::h200());
+/// # let device = simulator.driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
+/// let buffer = resource.allocate(2 << 20)?.grow_into(6 << 20)?;
+/// let sizes: Vec<usize> = buffer.chunks().iter().map(|chunk| chunk.size).collect();
+/// assert_eq!(sizes, [2 << 20, 4 << 20]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Chunk {
+    /// Where it begins.
+    pub address: CUdeviceptr,
+    /// How long it is, in bytes.
+    pub size: usize,
+    /// Whom it was granted to.
+    pub access: Vec<CUmemAccessDesc>,
+    /// The kinds of handle that it was made for; none where it was not made here.
+    pub handle_kinds: CUmemAllocationHandleType,
+    /// Whether it was made for network cards to reach it (GPUDirect RDMA); false where it was not made here.
+    pub rdma: bool,
+    /// Whether it was made compressible; false where it was not made here.
+    pub compression: bool,
+}
+
+impl VirtualMemoryBuffer {
+    /// The physical pieces that it is made of, in address order. A driver query about an address answers for the
+    /// one piece around it.
+    pub fn chunks(&self) -> Vec<Chunk> {
+        let chunk = |mapping: &Mapping| {
+            let flags = mapping.allocation().flags().unwrap_or_default();
+            Chunk {
+                address: mapping.address(),
+                size: mapping.size(),
+                access: mapping.access().to_vec(),
+                handle_kinds: match mapping.allocation().origin() {
+                    Origin::Created(kinds) => kinds,
+                    _ => CUmemAllocationHandleType::NONE,
+                },
+                rdma: flags.gpu_direct_rdma_capable != 0,
+                compression: flags.compression_type != 0,
+            }
+        };
+        self.mappings().into_iter().map(chunk).collect()
+    }
+}
