@@ -150,6 +150,15 @@ impl Driver {
     /// forbidden. Asked by one call without an effect (`cuCtxGetCurrent`), which is refused there: of the others some
     /// are not refused, but hang.
     ///
+    /// ```
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let driver = Simulator::new(Machine::h200()).driver()?;
+    /// assert!(!driver.is_in_host_function()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// What the driver answers.
     pub fn is_in_host_function(&self) -> Result<bool, Error> {

@@ -107,7 +107,7 @@ pub(crate) fn check(resource: &VirtualMemoryResource, metadata: &Metadata) -> Re
         return Err(Error::WrongHost { ours, theirs });
     }
     metadata.check()?;
-    let granularity = resource.least_granularity();
+    let granularity = resource.minimum_granularity();
     for (chunk, &bytes) in metadata.sizes.iter().enumerate() {
         let granularity_bytes = granularity.bytes();
         granularity.exact(bytes).map_err(|_| Error::ChunkSize { chunk, bytes, granularity: granularity_bytes })?;

@@ -33,7 +33,8 @@ pub enum GrowthPolicy {
     Exact,
     /// A multiple of this many bytes.
     Step(usize),
-    /// In proportion to what the buffer has, so that the number of chunks grows with the logarithm of its size.
+    /// In proportion to what the buffer has, so that up to the cap the number of chunks grows with the logarithm of its
+    /// size.
     Geometric {
         /// How much is added, in percent of what the buffer has: 100 doubles it.
         percent: u32,

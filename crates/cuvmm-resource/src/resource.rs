@@ -16,7 +16,7 @@ use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, PoisonError};
 use crate::watch::{TARGET, watch};
 
-/// Makes buffers of one device's memory, all by the same [`Options`]. Cheap to clone; its buffers outlive it.
+/// Makes buffers of one device's memory, or of the host's, all by the same [`Options`]. Cheap to clone; its buffers outlive it.
 ///
 /// ```
 /// use cuvmm_resource::{Options, VirtualMemoryResource};
@@ -63,7 +63,8 @@ impl VirtualMemoryResource {
     /// Before any call: [`Error::Alignment`], [`Error::AddressHint`], [`Error::HandleKindOfHost`],
     /// [`Error::GrowthPolicy`], [`Error::Driver`] for a release stream or a peer of another driver. What can't be had:
     /// [`Error::Unsupported`], [`Error::HandleKindRefused`], [`Error::PeerUnreachable`], [`Error::NumaNode`],
-    /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`]; what the driver answers.
+    /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`]; for a trial [`Error::OutOfMemory`],
+    /// [`Error::AddressSpaceExhausted`], [`Error::AccessRefused`]; what else the driver answers.
     pub fn new(device: &Device, options: Options) -> Result<Self, Error> {
         options.check(device)?;
         let memory = Memory::find(device, &options)?;
@@ -97,7 +98,7 @@ impl VirtualMemoryResource {
 
     /// What the sizes of chunks that come from elsewhere are multiples of: the least that works, whichever granularity
     /// its own have.
-    pub fn least_granularity(&self) -> Granularity {
+    pub fn minimum_granularity(&self) -> Granularity {
         self.memory().least
     }
 
@@ -151,7 +152,8 @@ impl VirtualMemoryResource {
     ///
     /// # Errors
     /// [`Error::Handles`] for a size that overflows; [`Error::AddressSpaceExhausted`], [`Error::OutOfMemory`],
-    /// [`Error::AccessRefused`]; what else the driver answers. Nothing is left behind.
+    /// [`Error::AccessRefused`], [`Error::HandleKindRefused`] where that changed since the resource was made; what else
+    /// the driver answers. Nothing is left behind.
     #[doc(alias = "cuMemCreate")]
     pub fn allocate(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
         let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, zeroed = false);

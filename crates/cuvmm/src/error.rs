@@ -38,9 +38,9 @@ pub enum Error {
     /// A buffer was not closed, or not cleanly. It is inside, where it was not.
     #[error(transparent)]
     Close(#[from] CloseError),
-    /// A buffer was not grown into a larger one. It is inside.
+    /// A buffer was not made larger or smaller, or not cleanly. It is inside.
     #[error(transparent)]
-    Grow(#[from] ResizeError),
+    Resize(#[from] ResizeError),
     /// A range that was made elsewhere was not deallocated, or not cleanly.
     #[error(transparent)]
     Deallocate(#[from] DeallocateError),
@@ -58,7 +58,7 @@ impl Error {
             Self::Handles(error) => error.call(),
             Self::Resource(error) => error.call(),
             Self::Close(error) => error.error().call(),
-            Self::Grow(error) => error.error().call(),
+            Self::Resize(error) => error.error().call(),
             Self::Deallocate(error) => error.error().call(),
             Self::Ipc(error) => error.call(),
         }
@@ -72,7 +72,7 @@ impl Error {
             Self::Handles(error) => error.code(),
             Self::Resource(error) => error.code(),
             Self::Close(error) => error.error().code(),
-            Self::Grow(error) => error.error().code(),
+            Self::Resize(error) => error.error().code(),
             Self::Deallocate(error) => error.error().code(),
             Self::Ipc(error) => error.code(),
         }

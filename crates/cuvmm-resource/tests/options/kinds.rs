@@ -201,7 +201,7 @@ fn the_granularity_is_the_one_that_is_asked_for() {
         let resource = bench.resource(Options::new().granularity(kind));
         let buffer = resource.allocate(1).unwrap();
         assert_eq!((resource.granularity().bytes(), buffer.size()), (unit, unit));
-        assert_eq!(resource.least_granularity().bytes(), 2 * MIB);
+        assert_eq!(resource.minimum_granularity().bytes(), 2 * MIB);
         let grown = buffer.grow(unit + 1).unwrap();
         assert_eq!(grown.size(), 2 * unit);
         assert!(grown.chunks().iter().all(|chunk| chunk.address.0 % unit as u64 == 0));
@@ -211,7 +211,7 @@ fn the_granularity_is_the_one_that_is_asked_for() {
 }
 
 #[test]
-fn what_comes_from_elsewhere_is_measured_by_the_least_granularity() {
+fn what_comes_from_elsewhere_is_measured_by_the_minimum_granularity() {
     let bench = two_granularities();
     let resource = bench.resource(Options::new().granularity(GranularityKind::Recommended));
     let plain = bench.plain();
