@@ -120,6 +120,12 @@ mod modelled {
         }
     }
 
+    impl<T: Default> Default for Arc<T> {
+        fn default() -> Self {
+            Self::new(T::default())
+        }
+    }
+
     impl<T, const N: usize> From<[T; N]> for Arc<[T]> {
         fn from(values: [T; N]) -> Self {
             Self(Some(values.into()))
