@@ -111,7 +111,8 @@ fn what_the_host_was_not_granted_it_does_not_touch(backend: &Backend) {
     for (offset, bytes) in [(0, G), (G - 1, 2), (2 * G - 1, 2), (2 * G, G)] {
         let before = fills();
         buffer.fill(offset, bytes, 2).unwrap();
-        assert_eq!(fills(), before + 1, "{offset:#x}");
+        // Mapping by mapping.
+        assert_eq!(fills(), before + if bytes == 2 { 2 } else { 1 }, "{offset:#x}");
     }
     let bytes = bytes_of(&buffer);
     assert!(bytes[G + 1..2 * G - 1].iter().all(|byte| *byte == 1));

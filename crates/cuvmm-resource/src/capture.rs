@@ -34,11 +34,6 @@ impl<'a> Target<'a> {
         // SAFETY: the context is alive while this share of it is, and has a legacy default stream.
         unsafe { Self::new(primary.device().driver(), primary.as_raw(), CUstream::LEGACY) }
     }
-
-    /// The stream, for calls that queue work on it.
-    pub(crate) fn stream(&self) -> CUstream {
-        self.stream
-    }
 }
 
 /// Whether a code says that a capture is in the way, so that nothing was waited for.

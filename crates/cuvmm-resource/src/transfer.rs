@@ -2,7 +2,7 @@
 //!
 //! Each runs on the stream given, or on one of the resource's own that waits for no other, and is over when it
 //! returns. Memory of the host is copied and filled by the host where no stream is given. Lengths are exact, 0 bytes
-//! are fine, and nothing is allocated.
+//! are fine. The driver is asked once for all bytes of a device's memory, and once a mapping for the host's.
 //!
 //! # Safety
 //! Ranges are checked to lie within the buffer, whose memory is mapped while it is borrowed. Host memory is borrowed
@@ -12,6 +12,7 @@
 
 use cuvmm_driver::Driver;
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc, CUmemLocationType, CUstream};
+use cuvmm_handles::Mapping;
 
 use crate::buffer::VirtualMemoryBuffer;
 use crate::capture::{Session, is_capture_code};
@@ -27,7 +28,7 @@ enum Way<'a> {
     /// By the host, and now.
     Host(Words<'a>),
     /// By the driver, on a stream.
-    Driver(CUdeviceptr),
+    Driver,
 }
 
 impl VirtualMemoryBuffer {
@@ -105,7 +106,8 @@ impl VirtualMemoryBuffer {
         match self.way(self.size(), stream, Access::ReadWrite, offset, source.len())? {
             Way::Nothing => {}
             Way::Host(words) => words.write(source),
-            Way::Driver(address) => self.queue(stream, |driver, stream| {
+            Way::Driver => self.queue(stream, offset, source.len(), |driver, address, piece, stream| {
+                let source = &source[piece];
                 // SAFETY: the range was checked, and `source` is borrowed until the stream was waited for.
                 unsafe { driver.memcpy_htod_async(address, source.as_ptr().cast(), source.len(), stream) }
             })?,
@@ -118,7 +120,9 @@ impl VirtualMemoryBuffer {
         match self.way(self.size(), stream, Access::Read, offset, bytes)? {
             Way::Nothing => {}
             Way::Host(words) => words.read(destination),
-            Way::Driver(address) => self.queue(stream, |driver, stream| {
+            Way::Driver => self.queue(stream, offset, bytes, |driver, address, piece, stream| {
+                let destination = &mut destination[piece];
+                let bytes = destination.len();
                 // SAFETY: the range was checked, and `destination` is borrowed until the stream was waited for.
                 unsafe { driver.memcpy_dtoh_async(destination.as_mut_ptr().cast(), address, bytes, stream) }
             })?,
@@ -138,9 +142,9 @@ impl VirtualMemoryBuffer {
         match self.way(size, stream, Access::ReadWrite, offset, bytes)? {
             Way::Nothing => {}
             Way::Host(words) => words.fill(value),
-            Way::Driver(address) => self.queue(stream, |driver, stream| {
+            Way::Driver => self.queue(stream, offset, bytes, |driver, address, piece, stream| {
                 // SAFETY: the range was checked.
-                unsafe { driver.memset_d8_async(address, value, bytes, stream) }
+                unsafe { driver.memset_d8_async(address, value, piece.len(), stream) }
             })?,
         }
         Ok(())
@@ -155,9 +159,8 @@ impl VirtualMemoryBuffer {
         offset: usize,
         bytes: usize,
     ) -> Result<Way<'_>, Error> {
-        let out_of_bounds = Error::OutOfBounds { offset, bytes, size };
         let Some(end) = offset.checked_add(bytes).filter(|end| *end <= size) else {
-            return Err(out_of_bounds);
+            return Err(Error::OutOfBounds { offset, bytes, size });
         };
         if let Some(stream) = stream {
             self.driver().require_same(stream.driver())?;
@@ -171,7 +174,7 @@ impl VirtualMemoryBuffer {
             return if self.driver().is_forked() { Err(Error::Forked) } else { Ok(Way::Host(words)) };
         }
         self.require_granted(stream, needed, offset, end)?;
-        Ok(Way::Driver(self.address().checked_add(offset).ok_or(out_of_bounds)?))
+        Ok(Way::Driver)
     }
 
     /// Refuses what a driver would refuse: bytes that were not granted to the device whose stream it is. A stream that was
@@ -193,11 +196,27 @@ impl VirtualMemoryBuffer {
         if is_granted { Ok(()) } else { Err(Error::NotAccessible { needed }) }
     }
 
-    /// Queues work on the stream, or on one of the resource's own, and waits for it.
+    /// Where between `start` and `end` what a driver copies or fills in one call has to end. In the host's memory that is
+    /// at each mapping: drivers refuse to set more than one, and crash where the host was granted one and not the next
+    /// (measured).
+    fn borders(&self, start: usize, end: usize) -> Vec<usize> {
+        if !self.resource().location().is_host() {
+            return Vec::new();
+        }
+        let base = self.address().0;
+        let ends = |mapping: &Mapping| (mapping.address().0 - base) as usize + mapping.size();
+        let mappings = self.range().mappings();
+        mappings.into_iter().map(ends).filter(|border| (start + 1..end).contains(border)).collect()
+    }
+
+    /// Queues work on `bytes` bytes from `offset` on, which are mapped, on the stream or on one of the resource's own, and
+    /// waits for it. `work` is given each piece of them in turn, as the driver is.
     fn queue(
         &self,
         stream: Option<&StreamRef>,
-        work: impl FnOnce(&Driver, CUstream) -> Result<(), cuvmm_driver::Error>,
+        offset: usize,
+        bytes: usize,
+        mut work: impl FnMut(&Driver, CUdeviceptr, Piece, CUstream) -> Result<(), cuvmm_driver::Error>,
     ) -> Result<(), Error> {
         let driver = self.driver();
         if driver.is_in_host_function()? {
@@ -211,8 +230,15 @@ impl VirtualMemoryBuffer {
         if session.is_capturing()? {
             return Err(Error::StreamCapturing);
         }
+        let end = offset + bytes;
+        let mut start = offset;
+        let mut queued = Ok(());
+        for border in self.borders(start, end).into_iter().chain([end]) {
+            let address = CUdeviceptr(self.address().0 + start as u64);
+            queued = queued.and_then(|()| work(driver, address, start - offset..border - offset, stream.as_raw()));
+            start = border;
+        }
         // Waited for also where queuing failed: what a failed call did is not known.
-        let queued = work(driver, stream.target().stream());
         let finished = session.finish();
         if let Err(error) = &finished {
             // Nor is whether the work is over: the buffer waits for the stream before it lets go.
@@ -224,3 +250,6 @@ impl VirtualMemoryBuffer {
         Ok(queued.and(finished)?)
     }
 }
+
+/// Which of the bytes that are copied or filled.
+type Piece = std::ops::Range<usize>;
