@@ -76,6 +76,11 @@ pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundl
     bundle.add(sh, &binaries.runner, &dir.join("gpu-test"))?;
     bundle.add(sh, &binaries.cli, &dir.join("cuvmm"))?;
     for suite in &binaries.suites {
+        // What a GPU is not asked need not be carried there.
+        let path = &suite.path;
+        if !has_ignored_tests(&cmd!(sh, "{path} --list --ignored").quiet().read()?) {
+            continue;
+        }
         bundle.add(sh, &suite.path, &dir.join("suites").join(&suite.name))?;
     }
     for example in &binaries.examples {
@@ -104,6 +109,11 @@ impl Bundle {
         self.bytes += fs::metadata(to)?.len();
         Ok(())
     }
+}
+
+/// Whether a list of the ignored tests of a suite, which are those for a GPU, has any.
+fn has_ignored_tests(list: &str) -> bool {
+    list.lines().any(|line| line.ends_with(": test"))
 }
 
 /// What readelf says in English, whatever the language of the caller.
@@ -174,6 +184,12 @@ mod tests {
         check("0x0010: Name: GCC_3.3  Flags: none  Version: 2", None);
         check("0x0020: Name: GLIBC_2.9  Flags: none\n0x0030: Name: GLIBC_2.34  Flags: none\n", Some("2.34"));
         check("Name: GLIBC_2.2.5  Flags: none\nName: GLIBC_PRIVATE\n", Some("2.2.5"));
+    }
+
+    #[test]
+    fn a_suite_without_tests_for_a_gpu_is_known() {
+        assert!(has_ignored_tests("gpu::grows: test\n\n1 test, 0 benchmarks\n"));
+        assert!(!has_ignored_tests("\n0 tests, 0 benchmarks\n"));
     }
 
     #[test]
