@@ -187,6 +187,21 @@ pub fn queue_fill(stream: &StreamRef, buffer: &VirtualMemoryBuffer, value: u8) {
     });
 }
 
+/// Queues a fill of the bytes at an address, by a driver that may be another one than the stream's own: one that knows the
+/// same streams.
+pub fn queue_fill_at(driver: &Driver, stream: &StreamRef, address: CUdeviceptr, bytes: usize, value: u8) {
+    queue(stream, || {
+        // SAFETY: whoever has memory there waits for the stream before it goes.
+        unsafe { driver.memset_d8_async(address, value, bytes, stream.as_raw()) }
+    });
+}
+
+/// Waits for all that is queued on a stream, by such a driver.
+pub fn wait_for(driver: &Driver, stream: &StreamRef) {
+    // SAFETY: the stream is alive.
+    unsafe { driver.stream_synchronize(stream.as_raw()) }.expect("a stream that goes on");
+}
+
 fn queue(stream: &StreamRef, work: impl FnOnce() -> Result<(), cuvmm::driver::Error>) {
     in_context_of(stream, work).expect("work to queue");
 }
