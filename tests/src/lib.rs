@@ -28,7 +28,8 @@ pub use peer::{Peer, open_files};
 pub use step::{Step, steps};
 pub use watch::Watched;
 pub use work::{
-    Capture, Current, Gate, Stream, in_host_function, is_idle, queue_fill, queue_fill_at, read_at, wait_for, write_at,
+    Capture, Current, Gate, Stream, hold_up, in_host_function, is_idle, queue_fill, queue_fill_at, read_at, wait_for,
+    write_at,
 };
 
 /// Includes tests, functions of a `&Backend`, once for each backend: in `strict` and `measured`, which are the

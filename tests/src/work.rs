@@ -196,6 +196,17 @@ pub fn queue_fill_at(driver: &Driver, stream: &StreamRef, address: CUdeviceptr, 
     });
 }
 
+/// Holds up a stream for a while, by such a driver: what is queued behind it waits.
+pub fn hold_up(driver: &Driver, stream: &StreamRef, microseconds: usize) {
+    unsafe extern "C" fn sleep(microseconds: *mut c_void) {
+        std::thread::sleep(Duration::from_micros(microseconds.addr() as u64));
+    }
+    queue(stream, || {
+        // SAFETY: the function takes a number for an address, and looks at nothing there.
+        unsafe { driver.launch_host_func(stream.as_raw(), Some(sleep), std::ptr::without_provenance_mut(microseconds)) }
+    });
+}
+
 /// Waits for all that is queued on a stream, by such a driver.
 pub fn wait_for(driver: &Driver, stream: &StreamRef) {
     // SAFETY: the stream is alive.

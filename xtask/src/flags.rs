@@ -23,10 +23,12 @@ xflags::xflags! {
             /// What they follow from.
             optional --seed seed: u64
         }
-        /// Make random calls on the simulated driver: many, with several seeds.
+        /// Make random calls on the simulated driver, and try buffers against their model: many, with several seeds.
         cmd soak {
-            /// How many calls each machine gets.
+            /// How many calls each machine gets; 0 for none at all.
             optional --calls calls: u64
+            /// How many cases of buffers are tried with each seed; 0 for none at all.
+            optional --cases cases: u64
             /// The first seed.
             optional --seed seed: u64
             /// How many seeds.

@@ -44,7 +44,7 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
         flags::XtaskCmd::Shuttle(models) => {
             shuttle::run(&sh, models.schedules, models.seed).map(|()| ExitCode::SUCCESS)
         }
-        flags::XtaskCmd::Soak(soak) => soak::run(&sh, soak.calls, soak.seed, soak.seeds).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Soak(soak) => soak::run(&sh, &soak).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::GpuTest(gpu_test) => match gpu_test.bundle {
             None => gpu_test::run_here(&sh, gpu_test.report.map(|dir| caller.join(dir)).as_deref()),
             Some(dir) => {

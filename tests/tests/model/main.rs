@@ -76,13 +76,16 @@ fn run(setup: &Setup, scripts: Vec<Vec<Step>>, seen: &Arc<Seen>) {
                     if is_alone || number % 4 == 3 {
                         thread.check();
                     }
+                    if number % 8 == 7 {
+                        thread.check_all();
+                    }
                     if is_alone {
                         let pot = world.pot.lock().unwrap();
                         let all: Vec<_> = thread.own.iter().chain(common).chain(&*pot).collect();
                         world.check(&all, &thread.shared.iter().collect::<Vec<_>>());
                     }
                 }
-                thread.check();
+                thread.check_all();
                 (thread.own, thread.shared)
             })
         };

@@ -3,7 +3,7 @@
 use cuvmm::ipc::{export, import_from};
 use cuvmm::resource::Error;
 use cuvmm::{GrowOptions, Release, StreamRef, VirtualMemoryBuffer};
-use cuvmm_tests::{queue_fill_at, wait_for};
+use cuvmm_tests::{hold_up, queue_fill_at, wait_for};
 use proptest::prelude::*;
 
 use crate::memory::{Modelled, Seen, Shared};
@@ -143,12 +143,17 @@ impl<'w> Thread<'w> {
         }
     }
 
-    /// Looks at all that this thread can see.
-    pub(crate) fn check(&mut self) {
-        self.settle();
+    /// Looks at all that this thread can see but its bytes while work may be queued that writes them.
+    pub(crate) fn check(&self) {
         for modelled in self.own.iter().chain(self.common) {
-            modelled.check(self.world, |page| self.is_mine(page));
+            modelled.check(self.world, |page| !self.is_pending && self.is_mine(page));
         }
+    }
+
+    /// Waits for all work of this thread's, and looks at all that it can see.
+    pub(crate) fn check_all(&mut self) {
+        self.settle();
+        self.check();
     }
 
     /// A few bytes of a buffer that are this thread's to write; of several pages only where it has no other beside it.
@@ -335,6 +340,9 @@ impl<'w> Thread<'w> {
         let (offset, bytes) = self.range_in(modelled.size, range);
         if bytes == 0 {
             return;
+        }
+        if value.is_multiple_of(2) {
+            hold_up(&self.world.direct, &self.stream, 2000);
         }
         let address = modelled.buffer.address().checked_add(offset).unwrap();
         queue_fill_at(&self.world.direct, &self.stream, address, bytes, value);
