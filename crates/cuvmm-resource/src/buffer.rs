@@ -133,11 +133,15 @@ impl VirtualMemoryBuffer {
         self
     }
 
-    /// Lets go of a buffer that nobody was told of, so that no work can be on it but a fill of ours.
-    pub(crate) fn discard(self) {
-        // Without the lock: with a stream goes its owner, whose drop is anybody's code.
-        let release = std::mem::replace(&mut self.order().release, Release::Caller);
-        drop(release);
+    /// Lets go of a buffer that nobody was told of, so that no work can be on it but a fill of ours. Where there is
+    /// nothing to wait for, nothing is asked either: what it shares goes without a call, also in a host function.
+    pub(crate) fn discard(mut self) {
+        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
+        order.release = Release::Caller;
+        if order.has_no_fence() {
+            // What fails here the handles count and report.
+            let _ = self.let_go();
+        }
     }
 
     /// Where it begins: an address for kernels. 0 for an empty buffer without capacity.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cuvmm_driver::sys::CUstream_flags;
 use cuvmm_driver::{Call, StrandedKind};
-use cuvmm_resource::{Options, Outcome, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm_resource::{Error, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::Machine;
 use support::work::{Foreign, in_host_function};
 use support::{Bench, G};
@@ -110,6 +110,28 @@ fn streams_dropped_in_a_host_function_stay_and_are_counted() {
         let stranded = bench.driver.stranded();
         // The stream, and its share of the context.
         assert_eq!((stranded.count(StrandedKind::Other), stranded.total()), (2, 2), "{what}");
+    }
+}
+
+/// What is refused there leaves the buffer as it was, and no share of its memory behind.
+#[test]
+fn cutting_in_a_host_function_is_refused_and_keeps_nothing_alive() {
+    for size in [0, G] {
+        let bench = Bench::small();
+        let buffer = bench.plain().allocate(G).unwrap().grow_into(4 * G).unwrap();
+        let runner = StreamRef::create(&bench.device()).unwrap();
+        let (sender, receiver) = channel();
+        in_host_function(&runner, move || {
+            let (error, buffer) = buffer.truncate_into(size).unwrap_err().into_parts();
+            sender.send((error, buffer)).unwrap();
+        });
+        let (error, buffer) = receiver.recv().unwrap();
+        assert_eq!((error, buffer.size(), buffer.chunks().len()), (Error::HostCallback, 4 * G, 2));
+        assert_eq!(bench.simulator.violations().len(), 1, "it asked where it was");
+        bench.simulator.clear_violations();
+        drop(runner);
+        buffer.close().unwrap();
+        bench.assert_clean();
     }
 }
 
