@@ -253,16 +253,11 @@ impl Error {
         }
     }
 
-    /// Whether less of the same could have been had.
+    /// Whether less of the same could have been had. Drivers need memory to map and to grant, too.
     pub(crate) fn is_for_want_of_room(&self) -> bool {
         use cuvmm_handles::Error::SizeOverflow;
-        matches!(
-            self,
-            Self::WouldMove { .. }
-                | Self::OutOfMemory(_)
-                | Self::AddressSpaceExhausted { .. }
-                | Self::Handles(SizeOverflow { .. })
-        )
+        let is_exhausted = self.code() == Some(CUresult::OUT_OF_MEMORY);
+        is_exhausted || matches!(self, Self::WouldMove { .. } | Self::Handles(SizeOverflow { .. }))
     }
 
     /// The driver call concerned, where there is one.
