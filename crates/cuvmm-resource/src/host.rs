@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use cuvmm_driver::sys::{CUmemAccess_flags, CUmemAccessDesc};
 
 use crate::buffer::VirtualMemoryBuffer;
+use crate::error::Error;
 use crate::memory::is_host;
 
 /// The bytes of a word.
@@ -118,18 +119,25 @@ impl VirtualMemoryBuffer {
     }
 
     /// The words that the bytes from `start` to `end` lie in, which are mapped; none where the host may not touch them.
-    pub(crate) fn words(&self, start: usize, end: usize) -> Option<Words<'_>> {
+    ///
+    /// # Errors
+    /// [`Error::Forked`]: nothing may even refer to memory that is not mapped.
+    pub(crate) fn words(&self, start: usize, end: usize) -> Result<Option<Words<'_>>, Error> {
         if start >= end || !self.is_granted_to_host(start, end) {
-            return None;
+            return Ok(None);
         }
-        let address = self.address().checked_add(start)?.0 as usize;
-        let (skip, bytes) = (address % WORD, end - start);
-        let first = std::ptr::with_exposed_provenance::<AtomicU64>(address - skip);
+        if self.driver().is_forked() {
+            return Err(Error::Forked);
+        }
+        let Some(address) = self.address().checked_add(start) else { return Ok(None) };
+        let (skip, bytes) = (address.0 as usize % WORD, end - start);
+        let first = std::ptr::with_exposed_provenance::<AtomicU64>(address.0 as usize - skip);
         // SAFETY: the words are aligned, and lie in the pages that the bytes lie in. Those are mapped while `self` is
-        // borrowed, and the host may write them. It does so through atomic words alone, unless somebody promised that
-        // nothing else is under way, and what others than this process's threads write is no access of Rust's.
+        // borrowed, in this process, and the host may write them. It does so through atomic words alone, unless somebody
+        // promised that nothing else is under way, and what others than this process's threads write is no access of
+        // Rust's.
         let words = unsafe { std::slice::from_raw_parts(first, (skip + bytes).div_ceil(WORD)) };
-        Some(Words { words, skip, bytes })
+        Ok(Some(Words { words, skip, bytes }))
     }
 
     /// Whether these bytes are memory of the host that the host was granted to read and write.

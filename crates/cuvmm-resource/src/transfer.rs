@@ -169,9 +169,9 @@ impl VirtualMemoryBuffer {
             return Ok(Way::Nothing);
         }
         if stream.is_none()
-            && let Some(words) = self.words(offset, end)
+            && let Some(words) = self.words(offset, end)?
         {
-            return if self.driver().is_forked() { Err(Error::Forked) } else { Ok(Way::Host(words)) };
+            return Ok(Way::Host(words));
         }
         self.require_granted(stream, needed, offset, end)?;
         Ok(Way::Driver)
