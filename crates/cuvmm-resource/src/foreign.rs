@@ -93,6 +93,9 @@ impl VirtualMemoryResource {
     /// * `address` and `size` are those of one reservation, made in this process with this resource's driver, which is
     ///   the caller's to give away: while this runs, and from then on where it succeeds, nobody frees it, or maps, unmaps
     ///   or changes access in it, but the buffer and what is grown from it.
+    /// * Behind the first address where nothing is mapped, nothing is mapped between the multiples of the
+    ///   [least granularity](Self::minimum_granularity): those are asked for, one call each, which takes its time where the
+    ///   reservation is huge.
     /// * Work that was started on the addresses is ordered before `release`, or over before the buffer goes; later work
     ///   is as on any buffer.
     /// * Nobody relies on what the memory holds, through whichever address of it: no reference of Rust's points there
@@ -244,7 +247,7 @@ impl VirtualMemoryResource {
             return Err(Error::NotOneReservation { address, size, found_address, found_size });
         }
         let extents = self.extents(address, size)?;
-        // Nothing smaller than the granularity is mapped, so that nothing lies between the addresses that are asked.
+        // Nothing lies between the addresses that are asked, by the caller's promise: finer memory of another kind could.
         let mapped: usize = extents.iter().map(|extent| extent.size.bytes()).sum();
         for offset in (mapped..size).step_by(self.memory().least.bytes()) {
             let address = at(address, offset)?;

@@ -134,6 +134,9 @@ impl VirtualMemoryBuffer {
     /// # Errors
     /// As [`grow`](Self::grow). Before any call [`Error::ChunkMismatch`], and [`Error::NotWritable`] where zeros are
     /// wanted and can't be written; [`Error::WouldMove`] where it must not.
+    ///
+    /// [`Error::Handles`] also where the memory that is there ends at no multiple of the granularity of what is to be
+    /// added: memory that was imported or mapped by others may, and any where `chunk_of` has a coarser one.
     pub fn grow_with(&self, new_size: usize, options: &GrowOptions) -> Result<Self, Error> {
         watch("grow", self.grow_span(new_size, options), || {
             let ended = self.larger(new_size, options);
