@@ -1,6 +1,6 @@
 //! Where a case happens: a simulated machine, its failures, resources, and what must hold when nobody works.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use cuvmm::{
@@ -158,19 +158,20 @@ impl World {
     /// are the driver's. Nobody works.
     pub(crate) fn check(&self, all: &[&Modelled], shared: &[&Shared]) {
         assert_eq!(self.simulator.violations(), []);
-        let places: BTreeSet<_> = all.iter().flat_map(|one| &one.places).map(Arc::as_ptr).collect();
-        let handles = || all.iter().flat_map(|one| &one.places).map(|place| &place.handle);
-        let imported: BTreeSet<_> = handles().filter(|handle| handle.is_imported).map(Arc::as_ptr).collect();
-        let references: BTreeSet<_> = handles().map(Arc::as_ptr).collect();
-        let held = handles().map(|handle| &handle.memory).chain(shared.iter().flat_map(|one| &one.memories));
-        let memories: BTreeSet<_> = held.map(|memory| (Arc::as_ptr(memory), memory.size)).collect();
+        // Each once, however many buffers share it.
+        let all_places = || all.iter().flat_map(|one| &one.places);
+        let places: BTreeMap<_, _> = all_places().map(|place| (Arc::as_ptr(place), place.size())).collect();
+        let handles: BTreeMap<_, _> = all_places().map(|place| (Arc::as_ptr(&place.handle), &place.handle)).collect();
+        let held = handles.values().map(|handle| &handle.memory).chain(shared.iter().flat_map(|one| &one.memories));
+        let memories: BTreeMap<_, _> = held.map(|memory| (Arc::as_ptr(memory), memory.size)).collect();
+        let imported = handles.values().filter(|handle| handle.is_imported).count();
 
         let undoing = [Call::cuMemUnmap, Call::cuMemRelease, Call::cuMemAddressFree];
         let [unmaps, releases, frees] = undoing.map(|call| self.failed(call));
         let live = self.simulator.live();
-        assert_eq!((live.mappings, live.allocations), (places.len() + unmaps, references.len() + releases));
-        assert!((imported.len()..=imported.len() + releases).contains(&live.imported), "{live:?}");
-        let bytes: usize = memories.iter().map(|(_, size)| size).sum();
+        assert_eq!((live.mappings, live.allocations), (places.len() + unmaps, handles.len() + releases));
+        assert!((imported..=imported + releases).contains(&live.imported), "{live:?}");
+        let bytes: usize = memories.values().sum();
         let made = live.device_bytes.values().sum::<usize>() + live.host_bytes;
         assert!(if unmaps + releases == 0 { made == bytes } else { made >= bytes }, "{made} of {bytes}");
         let mappings = all.iter().flat_map(|one| one.buffer.mappings());
@@ -185,20 +186,11 @@ impl World {
         let [one, two] = [&self.resource, &self.other].map(VirtualMemoryResource::statistics);
         assert_eq!((one.stranded + two.stranded, one.buffers, two.buffers), (stranded, all.len(), 0));
         if stranded == 0 {
-            let mapped: usize = all
-                .iter()
-                .flat_map(|one| &one.places)
-                .map(|place| (Arc::as_ptr(place), place.size()))
-                .collect::<BTreeSet<_>>()
-                .iter()
-                .map(|(_, size)| size)
-                .sum();
-            let counted = handles().map(|handle| (Arc::as_ptr(handle), handle.is_imported, handle.memory.size));
-            let counted: BTreeSet<_> = counted.collect();
             let sum = |is_imported| -> usize {
-                counted.iter().filter(|handle| handle.1 == is_imported).map(|handle| handle.2).sum()
+                let those = handles.values().filter(|handle| handle.is_imported == is_imported);
+                those.map(|handle| handle.memory.size).sum()
             };
-            assert_eq!((one.mapped.now, two.mapped.now), (mapped, 0));
+            assert_eq!((one.mapped.now, two.mapped.now), (places.values().sum(), 0));
             assert_eq!((one.physical.now + two.physical.now, one.imported.now), (sum(false), sum(true)));
         }
     }
