@@ -174,12 +174,12 @@ fn access_survives_growing_moving_cutting_and_failing() {
         assert_eq!(outcomes, (Some(Outcome::InPlace), Some(Outcome::Moved)));
         let larger = moved.grow(100 * MIB).unwrap();
         let before = bench.simulator.live();
-        for call in [Call::cuMemCreate, Call::cuMemMap, Call::cuMemSetAccess] {
-            for nth in 1..=2 {
+        // It moves, and so maps and grants more than the one chunk that is made.
+        for (call, times) in [(Call::cuMemCreate, 1), (Call::cuMemMap, 2), (Call::cuMemSetAccess, 2)] {
+            for nth in 1..=times {
                 bench.faults.fail(call, nth, CUresult::UNKNOWN, When::Before);
-                // The second failure is for a grow that moves, and so maps more than one chunk.
-                let _ = buffer.grow(300 * MIB).map(drop);
-                bench.faults.clear();
+                let error = buffer.grow(300 * MIB).map(drop).unwrap_err();
+                assert_eq!((error.call(), error.code()), (Some(call), Some(CUresult::UNKNOWN)));
                 assert_eq!(bench.simulator.live(), before);
                 for buffer in [&buffer, &in_place, &moved, &larger] {
                     require(&bench, buffer, own, peer);
