@@ -41,6 +41,7 @@ impl Watched {
         let calls = std::mem::take(&mut *self.arguments.lock().unwrap());
         calls.into_iter().map(|arguments| (arguments[0], arguments[1])).collect()
     }
+
     /// The same as a set of ranges, each of which must have been named once.
     #[track_caller]
     pub fn take_ranges(&self) -> BTreeSet<(u64, usize)> {

@@ -116,7 +116,8 @@ pub(crate) const ROWS: &[Row] = &[
         path: "for the first time",
         set_up: nothing,
         operate: |scene| Ok(Some(scene.resource.allocate_zeroed(G)?)),
-        exception: zeroed_first,
+        // The resource's own stream is made then, whose making enters its context and leaves it, too.
+        exception: done_already,
     },
     Row {
         operation: "allocate_zeroed",
@@ -164,9 +165,4 @@ fn elsewhere(failing: Failing) -> Option<Verdict> {
 fn tried_again(failing: Failing) -> Option<Verdict> {
     let is_short = failing.step.call == Call::cuMemCreate && failing.code == CUresult::OUT_OF_MEMORY;
     is_short.then_some(Verdict::Overcome)
-}
-
-/// The resource's own stream is made then, whose making enters its context and leaves it, too.
-fn zeroed_first(failing: Failing) -> Option<Verdict> {
-    done_already(failing)
 }

@@ -1,12 +1,12 @@
 //! Closing and dropping.
 
 use cuvmm::handles::Reservation;
-use cuvmm::{CUresult, Call, Error, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm::{CUresult, Call, Error, Options, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
 use cuvmm_tests::{Backend, G, ROOM, Ranges, Stream, occupy_behind};
 
-use crate::chunked;
 use crate::grow::waiting;
+use crate::{chunked, unattended};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -102,12 +102,6 @@ pub(crate) const ROWS: &[Row] = &[
         exception: silent,
     },
 ];
-
-/// A scene whose buffer waits for nothing, so that closing it tears down and no more.
-fn unattended(buffer: VirtualMemoryBuffer) -> Scene {
-    buffer.set_release(Release::Caller).unwrap();
-    Scene::of(buffer)
-}
 
 fn side_by_side(backend: &Backend) -> VirtualMemoryBuffer {
     let size = Reservation::GRANULARITY.exact(8 * ROOM).unwrap();

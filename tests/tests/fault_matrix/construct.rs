@@ -4,8 +4,8 @@ use cuvmm::{
     CUresult, Call, Error, GranularityKind, HandleKind, Location, Options, Request, VirtualMemoryBuffer,
     VirtualMemoryResource,
 };
-use cuvmm_tests::Backend;
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
+use cuvmm_tests::{Backend, Step};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -41,14 +41,8 @@ pub(crate) const ROWS: &[Row] = &[
         path: "memory of a NUMA node",
         set_up: |backend| made_once(backend, node()),
         operate: |scene| make(scene, node()),
-        exception: |failing| {
-            // A driver that does not know the attribute may have such memory.
-            let is_unknown = failing.step.call == Call::cuDeviceGetAttribute
-                && failing.step.nth == 2
-                && failing.code == CUresult::INVALID_VALUE;
-            let overcome = is_unknown.then_some(Verdict::Overcome);
-            overcome.or_else(|| short_now(failing)).or_else(|| tried_out(failing))
-        },
+        // A driver that does not know the attribute may have such memory.
+        exception: |failing| unknown(failing).or_else(|| short_now(failing)).or_else(|| tried_out(failing)),
     },
     Row {
         operation: "new",
@@ -131,6 +125,12 @@ fn is_of_the_trial(failing: Failing) -> bool {
     step.call.to_string().starts_with("cuMem") && (step.call != Call::cuMemGetAllocationGranularity || step.nth == 1)
 }
 
+/// A driver may not know the attribute of what is asked for; that of virtual memory management is asked first.
+fn unknown(failing: Failing) -> Option<Verdict> {
+    let is_attribute = failing.step == Step { call: Call::cuDeviceGetAttribute, nth: 2 };
+    (is_attribute && failing.code == CUresult::INVALID_VALUE).then_some(Verdict::Overcome)
+}
+
 /// What is short now may not be when it is needed.
 fn short_now(failing: Failing) -> Option<Verdict> {
     let is_short = matches!(failing.code, CUresult::OUT_OF_MEMORY | CUresult::OPERATING_SYSTEM);
@@ -140,9 +140,6 @@ fn short_now(failing: Failing) -> Option<Verdict> {
 /// Whatever the trial of a feature answers means that it is not supported, as does an attribute that is not known. Where
 /// something is short nothing was found out, and that is told.
 fn made_without(failing: Failing) -> Option<Verdict> {
-    let is_unknown = failing.step.call == Call::cuDeviceGetAttribute
-        && failing.step.nth == 2
-        && failing.code == CUresult::INVALID_VALUE;
     let is_refused = is_of_the_trial(failing) && short_now(failing).is_none();
-    (is_unknown || is_refused).then_some(Verdict::Overcome).or_else(|| tried_out(failing))
+    unknown(failing).or_else(|| is_refused.then_some(Verdict::Overcome)).or_else(|| tried_out(failing))
 }

@@ -5,9 +5,9 @@ use cuvmm::{
     VirtualMemoryBuffer,
 };
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
-use cuvmm_tests::{Backend, G, ROOM, Step, Stream, occupy_behind, with_room_behind};
+use cuvmm_tests::{Backend, G, ROOM, Step, Stream, with_room_behind};
 
-use crate::chunked;
+use crate::{chunked, enclosed};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -92,18 +92,14 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         operation: "grow",
         path: "by more than is asked for",
-        set_up: |backend| by_step(backend, 16 * G),
+        set_up: |backend| Scene::of(by_step(backend, 16 * G)),
         operate: |scene| grow(scene, 2 * G, Outcome::InPlace),
         exception: less_than_wished,
     },
     Row {
         operation: "grow",
         path: "moved, by more than is asked for",
-        set_up: |backend| {
-            let mut scene = by_step(backend, G);
-            scene.occupied = occupy_behind(scene.buffer());
-            scene
-        },
+        set_up: |backend| enclosed(by_step(backend, G)),
         operate: |scene| grow(scene, ROOM + 2 * G, Outcome::Moved),
         exception: |failing| less_than_wished(failing).or_else(|| behind_twice_or_moved(failing)),
     },
@@ -184,13 +180,6 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-/// The buffer with the addresses behind it occupied.
-fn enclosed(buffer: VirtualMemoryBuffer) -> Scene {
-    let mut scene = Scene::of(buffer);
-    scene.occupied = occupy_behind(scene.buffer());
-    scene
-}
-
 /// The scene with a release stream and a fence on another stream, both idle.
 pub(crate) fn waiting(backend: &Backend, mut scene: Scene) -> Scene {
     let [release, other] = [(); 2].map(|()| Stream::non_blocking(&backend.device));
@@ -201,9 +190,9 @@ pub(crate) fn waiting(backend: &Backend, mut scene: Scene) -> Scene {
 }
 
 /// A buffer that grows by eight granules at once.
-fn by_step(backend: &Backend, capacity: usize) -> Scene {
+fn by_step(backend: &Backend, capacity: usize) -> VirtualMemoryBuffer {
     let resource = backend.resource_with(Options::new().growth(GrowthPolicy::Step(8 * G)));
-    Scene::of(resource.allocate_with_capacity(G, capacity).unwrap())
+    resource.allocate_with_capacity(G, capacity).unwrap()
 }
 
 fn grow_with(scene: &mut Scene, size: usize, options: &GrowOptions) -> Result<Option<VirtualMemoryBuffer>, Error> {

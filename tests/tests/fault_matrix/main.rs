@@ -12,9 +12,9 @@ mod peers;
 mod share;
 mod shrink;
 
-use cuvmm::VirtualMemoryBuffer;
-use cuvmm_tests::matrix::fail_every_call;
-use cuvmm_tests::{Backend, G};
+use cuvmm::{Release, VirtualMemoryBuffer};
+use cuvmm_tests::matrix::{Scene, fail_every_call};
+use cuvmm_tests::{Backend, G, occupy_behind};
 
 cuvmm_tests::suite!(
     every_failing_call_of_making_a_resource_is_told_and_leaves_nothing,
@@ -63,4 +63,17 @@ fn chunked(backend: &Backend, chunks: usize, capacity: usize) -> VirtualMemoryBu
     }
     assert_eq!(buffer.chunks().len(), chunks);
     buffer
+}
+
+/// A scene whose buffer waits for nothing, so that closing or cutting it tears down and no more.
+fn unattended(buffer: VirtualMemoryBuffer) -> Scene {
+    buffer.set_release(Release::Caller).unwrap();
+    Scene::of(buffer)
+}
+
+/// A scene whose buffer has the addresses behind it occupied.
+fn enclosed(buffer: VirtualMemoryBuffer) -> Scene {
+    let mut scene = Scene::of(buffer);
+    scene.occupied = occupy_behind(scene.buffer());
+    scene
 }

@@ -2,7 +2,10 @@
 
 use cuvmm::{Access, Options, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::matrix::{Row, Scene, none};
-use cuvmm_tests::{Backend, G, ROOM, occupy_behind};
+use cuvmm_tests::{Backend, G, ROOM};
+
+use crate::enclosed;
+use crate::grow::behind_or_moved;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -33,13 +36,9 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         operation: "grow",
         path: "with a peer, moved",
-        set_up: |backend| {
-            let mut scene = Scene::of(allocate(backend));
-            scene.occupied = occupy_behind(scene.buffer());
-            scene
-        },
+        set_up: |backend| enclosed(allocate(backend)),
         operate: |scene| Ok(Some(scene.buffer().grow(ROOM + G)?)),
-        exception: crate::grow::behind_or_moved,
+        exception: behind_or_moved,
     },
 ];
 

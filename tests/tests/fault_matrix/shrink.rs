@@ -1,11 +1,11 @@
 //! Shrinking.
 
-use cuvmm::{Error, Release, VirtualMemoryBuffer};
+use cuvmm::{Error, VirtualMemoryBuffer};
 use cuvmm_tests::matrix::{Row, Scene, none};
 use cuvmm_tests::{Backend, G, ROOM, with_room_behind};
 
-use crate::chunked;
 use crate::grow::{settle, waiting};
+use crate::{chunked, unattended};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -37,11 +37,6 @@ pub(crate) const ROWS: &[Row] = &[
         exception: none,
     },
 ];
-
-fn unattended(buffer: VirtualMemoryBuffer) -> Scene {
-    buffer.set_release(Release::Caller).unwrap();
-    Scene::of(buffer)
-}
 
 /// A buffer that goes on in a second reservation.
 fn across(backend: &Backend) -> VirtualMemoryBuffer {
