@@ -9,7 +9,7 @@ use std::thread;
 use cuvmm::{CUresult, Call, Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::faults::When;
 use cuvmm_sim::{Live, Machine, Simulator};
-use cuvmm_tests::{Backend, G, MIB, pattern, require_marks, steps, write_marks};
+use cuvmm_tests::{Backend, G, Peer, ROOM, open_files, pattern, require_marks, steps, write_marks};
 
 cuvmm_tests::suite!(
     a_thousand_grows_of_one_buffer_cost_the_same_calls_each,
@@ -17,7 +17,7 @@ cuvmm_tests::suite!(
     a_thousand_aliases_of_one_buffer_cost_no_call,
     doubling_to_a_large_size_makes_few_chunks,
     copies_and_fills_cross_the_borders_of_chunks,
-    sixty_four_rounds_leave_nothing,
+    thousands_of_rounds_leave_no_mapping_of_the_process_and_no_file,
     threads_that_grow_aliases_of_one_buffer_get_memory_of_their_own,
     threads_that_allocate_and_close_do_not_disturb_each_other,
     a_thread_whose_calls_fail_gets_its_own_error,
@@ -121,22 +121,31 @@ fn copies_and_fills_cross_the_borders_of_chunks(backend: &Backend) {
     buffer.close().unwrap();
 }
 
-fn sixty_four_rounds_leave_nothing(backend: &Backend) {
-    let resource = backend.resource();
-    let mark = backend.mark();
-    for round in 0..64 {
-        let buffer = resource.allocate(64 * MIB).unwrap();
-        buffer.set_release(Release::Caller).unwrap();
-        if round % 2 == 0 {
+/// How many mappings the kernel keeps for this process.
+fn mappings_of_the_process() -> usize {
+    std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
+}
+
+fn thousands_of_rounds_leave_no_mapping_of_the_process_and_no_file(backend: &Backend) {
+    Peer::alone(backend, || {
+        let resource = backend.resource();
+        let round = |number: usize| {
+            let buffer = resource.allocate(G).unwrap();
+            buffer.set_release(Release::Caller).unwrap();
+            // Within its capacity, and behind it or elsewhere.
+            let grown = buffer.grow(if number.is_multiple_of(2) { 2 * G } else { ROOM + G }).unwrap();
             buffer.close().unwrap();
-            continue;
-        }
-        let grown = buffer.grow(96 * MIB).unwrap();
-        drop(buffer);
-        grown.close().unwrap();
-        backend.require_unchanged(&mark);
-    }
-    backend.require_unchanged(&mark);
+            grown.close().unwrap();
+        };
+        // What is made once is made by then.
+        (0..100).for_each(round);
+        let before = (mappings_of_the_process(), open_files());
+        (0..2000).for_each(round);
+        let after = (mappings_of_the_process(), open_files());
+        // The heap grows by a few.
+        assert!(after.0 < before.0 + 16, "{} mappings were {}", after.0, before.0);
+        assert_eq!(after.1, before.1);
+    });
 }
 
 fn threads_that_grow_aliases_of_one_buffer_get_memory_of_their_own(backend: &Backend) {

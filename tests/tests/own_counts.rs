@@ -96,6 +96,21 @@ impl Bench {
     /// Checks what `operation` takes, done to what `prepare` makes of a resource.
     #[track_caller]
     fn check<P, R>(&self, row: &str, prepare: impl Fn(&VirtualMemoryResource) -> P, operation: impl Fn(P) -> R) {
+        assert_eq!(self.taken(prepare, operation), stated(row), "{row}");
+    }
+
+    /// Checks that `operation` takes as much as is stated of one chunk, done to a buffer that has many.
+    #[track_caller]
+    fn check_many<R>(&self, row: &str, count: usize, room: usize, operation: impl Fn(VirtualMemoryBuffer) -> R) {
+        let taken = self.taken(|resource| chunks(resource, count, room), operation);
+        let stated = stated(row);
+        assert_eq!(taken.calls, stated.calls, "{row}, {count} chunks");
+        // What is taken in a reservation is a tree, whose nodes split now and then.
+        let nodes = stated.allocations..stated.allocations + 4;
+        assert!(nodes.contains(&taken.allocations), "{row}, {count} chunks: {taken:?}");
+    }
+
+    fn taken<P, R>(&self, prepare: impl Fn(&VirtualMemoryResource) -> P, operation: impl Fn(P) -> R) -> Taken {
         let prepared = prepare(&self.counted);
         let before = self.calls.0.load(Ordering::Relaxed);
         let result = operation(prepared);
@@ -107,7 +122,7 @@ impl Bench {
         let result = operation(prepared);
         let allocations = ALLOCATIONS.get() - before;
         drop(result);
-        assert_eq!(Taken { calls, allocations }, stated(row), "{row}");
+        Taken { calls, allocations }
     }
 }
 
@@ -151,4 +166,15 @@ fn operations_take_what_the_readme_says() {
         |resource| chunks(resource, 10, 0),
         |buffer| grown(buffer, 11 * CHUNK, Outcome::Moved),
     );
+}
+
+#[test]
+fn what_a_grow_in_place_takes_does_not_depend_on_the_number_of_chunks() {
+    let bench = Bench::new(Nothing::granting);
+    for count in [1, 2, 10, 11, 12, 100, 1000, 10_000] {
+        let in_place = |buffer| grown(buffer, (count + 1) * CHUNK, Outcome::InPlace);
+        bench.check_many("`grow`, in place", count, 1, in_place);
+        bench.check_many("`grow`, in place, by a reservation behind", count, 0, in_place);
+        bench.check_many("`grow`, covered", count, 0, |buffer| grown(buffer, count * CHUNK, Outcome::Covered));
+    }
 }
