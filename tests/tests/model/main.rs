@@ -119,16 +119,16 @@ fn run(setup: &Setup, scripts: Vec<Vec<Step>>, seen: &Arc<Seen>) {
 }
 
 #[test]
-fn one_thread() {
+fn one_threads_buffers_are_as_the_model_has_them() {
     check(1, 2);
 }
 
 #[test]
-fn two_threads() {
+fn two_threads_buffers_are_as_the_model_has_them() {
     check(2, 4);
 }
 
 #[test]
-fn four_threads() {
+fn four_threads_buffers_are_as_the_model_has_them() {
     check(4, 4);
 }
