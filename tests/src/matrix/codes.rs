@@ -39,9 +39,10 @@ fn documented(call: Call) -> &'static [CUresult] {
         Call::cuMemCreate | Call::cuMemMap => {
             &[Code::OUT_OF_MEMORY, Code::INVALID_VALUE, Code::INVALID_DEVICE, Code::NOT_PERMITTED, Code::NOT_SUPPORTED]
         }
-        // 217 where a card has no way to a peer, and 600 under WSL, were seen and are not listed.
+        // 2 on Windows, 217 where a card has no way to a peer, and 600 under WSL, were seen and are not listed.
         Call::cuMemSetAccess => &[
             Code::INVALID_VALUE,
+            Code::OUT_OF_MEMORY,
             Code::INVALID_DEVICE,
             Code::PEER_ACCESS_UNSUPPORTED,
             Code::NOT_READY,

@@ -250,8 +250,8 @@ fn behind_or_not(failing: Failing) -> Option<Verdict> {
 
 /// Where there is not so much memory, or address space, as is wished for, what is asked for is tried.
 fn less_than_wished(failing: Failing) -> Option<Verdict> {
-    let is_more = matches!(failing.step.call, Call::cuMemCreate | Call::cuMemAddressReserve);
-    (is_more && failing.code == CUresult::OUT_OF_MEMORY).then_some(Verdict::Overcome)
+    let takes = [Call::cuMemAddressReserve, Call::cuMemCreate, Call::cuMemMap, Call::cuMemSetAccess];
+    (takes.contains(&failing.step.call) && failing.code == CUresult::OUT_OF_MEMORY).then_some(Verdict::Overcome)
 }
 
 /// When the thread's context and capture mode are restored the memory is zero. That they are not is counted.
