@@ -31,10 +31,12 @@ pub enum Error {
     #[error(transparent)]
     Driver(#[from] cuvmm_driver::Error),
     /// Addresses could not be reserved.
-    #[error("{error}, for {bytes:#x} bytes of addresses")]
+    #[error("{error}, for {bytes:#x} bytes of addresses{}", aligned(*.alignment))]
     Reserve {
         /// How many.
         bytes: usize,
+        /// What they were to be at a multiple of, in bytes; 0 for the granularity.
+        alignment: usize,
         /// Where they were wished for; 0 for anywhere.
         hint: CUdeviceptr,
         /// What the driver answered: 2 where so many can't be had, which says nothing of memory.
@@ -148,6 +150,11 @@ pub enum Error {
 /// Who was refused, for a message.
 fn to(location: Option<CUmemLocation>) -> String {
     location.map_or_else(String::new, |location| format!(", to {location}"))
+}
+
+/// What the addresses were to be multiples of, for a message.
+fn aligned(alignment: usize) -> String {
+    if alignment == 0 { String::new() } else { format!(" at a multiple of {alignment:#x}") }
 }
 
 impl Error {

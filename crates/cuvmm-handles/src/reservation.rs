@@ -76,6 +76,7 @@ impl Reservation {
         }
         let address = driver.mem_address_reserve(size, alignment, hint).map_err(|error| Error::Reserve {
             bytes: size,
+            alignment,
             hint,
             error,
         })?;

@@ -23,8 +23,14 @@ fn each_error_says_what_and_how_much() {
             Some(CUresult(2)),
         ),
         (
-            Error::Reserve { bytes: 0x20_0000, hint: CUdeviceptr(0), error: call() },
+            Error::Reserve { bytes: 0x20_0000, alignment: 0, hint: CUdeviceptr(0), error: call() },
             "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes of addresses",
+            Some(Call::cuMemMap),
+            Some(CUresult(2)),
+        ),
+        (
+            Error::Reserve { bytes: 0x20_0000, alignment: 0x40_0000, hint: CUdeviceptr(0), error: call() },
+            "cuMemMap failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory, for 0x200000 bytes of addresses at a multiple of 0x400000",
             Some(Call::cuMemMap),
             Some(CUresult(2)),
         ),

@@ -37,10 +37,12 @@ pub enum Error {
     #[error(transparent)]
     Handles(cuvmm_handles::Error),
     /// There are not so many addresses left. It says nothing of memory.
-    #[error("{error}, for {bytes:#x} bytes of addresses")]
+    #[error("{error}, for {bytes:#x} bytes of addresses{}", aligned(*.alignment))]
     AddressSpaceExhausted {
         /// How many were asked for, rounded up.
         bytes: usize,
+        /// What they were to be at a multiple of, in bytes; 0 for the granularity.
+        alignment: usize,
         /// What the driver answered.
         error: cuvmm_driver::Error,
     },
@@ -66,7 +68,6 @@ pub enum Error {
         /// The kind.
         kind: HandleKind,
         /// What trying it out failed with.
-        #[source]
         error: cuvmm_driver::Error,
     },
     /// Memory of the host without a node of its own can't be shared; that of a node can.
@@ -103,7 +104,6 @@ pub enum Error {
         /// The node.
         node: i32,
         /// What the driver answered.
-        #[source]
         error: cuvmm_driver::Error,
     },
     /// The device lacks something that the options ask for.
@@ -117,7 +117,7 @@ pub enum Error {
     /// An alignment that is no power of two.
     #[error("an alignment of {alignment} is no power of two")]
     Alignment {
-        /// The alignment.
+        /// The alignment, in bytes.
         alignment: usize,
     },
     /// A hint that no address of the buffer could be.
@@ -125,15 +125,15 @@ pub enum Error {
     AddressHint {
         /// The hint.
         hint: CUdeviceptr,
-        /// What it must be a multiple of.
+        /// What it must be a multiple of, in bytes.
         alignment: usize,
     },
     /// A bound on chunks that is less than the least chunk.
-    #[error("chunks of at most {bound} bytes can't be made at a granularity of {granularity}")]
+    #[error("chunks of at most {bound:#x} bytes can't be made at a granularity of {granularity:#x}")]
     MaxChunk {
-        /// The bound.
+        /// The bound, in bytes.
         bound: usize,
-        /// The granularity.
+        /// The granularity, in bytes.
         granularity: usize,
     },
     /// A growth policy that adds nothing, or contradicts itself.
@@ -145,9 +145,9 @@ pub enum Error {
     /// Growing in place is not possible: the addresses behind the buffer can't be had.
     #[error("growing to {size:#x} bytes would move the buffer, whose addresses end at {capacity:#x}")]
     WouldMove {
-        /// The size that it was to have.
+        /// The size that it was to have, in bytes.
         size: usize,
-        /// How far its reserved addresses go.
+        /// How many bytes its reserved addresses have room for.
         capacity: usize,
     },
     /// A chunk of another kind than the buffer that it was to be added to.
@@ -278,8 +278,8 @@ impl From<cuvmm_handles::Error> for Error {
     fn from(error: cuvmm_handles::Error) -> Self {
         use cuvmm_handles::Error as Handles;
         match error {
-            Handles::Reserve { bytes, error, .. } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
-                Self::AddressSpaceExhausted { bytes, error }
+            Handles::Reserve { bytes, alignment, error, .. } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
+                Self::AddressSpaceExhausted { bytes, alignment, error }
             }
             Handles::Grant { address, bytes, location, error } => {
                 Self::AccessRefused { location, address, bytes, error }
@@ -289,12 +289,18 @@ impl From<cuvmm_handles::Error> for Error {
     }
 }
 
+/// What the addresses were to be multiples of, for a message.
+fn aligned(alignment: usize) -> String {
+    if alignment == 0 { String::new() } else { format!(" at a multiple of {alignment:#x}") }
+}
+
 /// Who was refused, for a message.
 fn to(location: Option<CUmemLocation>) -> String {
     location.map_or_else(String::new, |location| format!(", to {location}"))
 }
 
-/// Why a buffer was not closed, or not cleanly.
+/// Why a buffer was not closed, or not cleanly. The message says what became of the buffer; why is its
+/// [source](std::error::Error::source), and [`error`](Self::error).
 ///
 /// ```
 /// # use cuvmm_resource::*;
@@ -337,7 +343,8 @@ impl CloseError {
     }
 }
 
-/// Why a range that was made elsewhere was not deallocated, or not cleanly.
+/// Why a range that was made elsewhere was not deallocated, or not cleanly. The message says what became of the range; why
+/// is its [source](std::error::Error::source), and [`error`](Self::error).
 ///
 /// ```
 /// # use cuvmm_driver::sys::CUdeviceptr;
@@ -380,7 +387,8 @@ impl DeallocateError {
     }
 }
 
-/// Why a buffer was not made larger or smaller, or not cleanly.
+/// Why a buffer was not made larger or smaller, or not cleanly. The message says what became of the buffer; why is its
+/// [source](std::error::Error::source), and [`error`](Self::error).
 ///
 /// ```
 /// # use cuvmm_resource::*;

@@ -322,14 +322,17 @@ fn find_features(
     properties: &mut CUmemAllocationProp,
 ) -> Result<(), Error> {
     type Set = fn(&mut CUmemAllocationProp);
+    // It is not for the device that memory of the host has neither.
+    let [rdma, compression] = if options.location.is_host() {
+        ["GPUDirect RDMA of the host's memory", "compressible memory of the host"]
+    } else {
+        ["GPUDirect RDMA of virtual memory", "compressible memory"]
+    };
     let mut features: [(Request, CUdevice_attribute, &str, Set); 2] = [
-        (
-            options.rdma,
-            CUdevice_attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
-            "GPUDirect RDMA of virtual memory",
-            |properties| properties.alloc_flags.gpu_direct_rdma_capable = 1,
-        ),
-        (options.compression, CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED, "compressible memory", |properties| {
+        (options.rdma, CUdevice_attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, rdma, |properties| {
+            properties.alloc_flags.gpu_direct_rdma_capable = 1
+        }),
+        (options.compression, CUdevice_attribute::GENERIC_COMPRESSION_SUPPORTED, compression, |properties| {
             properties.alloc_flags.compression_type = GENERIC_COMPRESSION
         }),
     ];

@@ -6,7 +6,7 @@ use std::error::Error as _;
 
 use cuvmm_driver::sys::{CUdeviceptr, CUmemLocation};
 use cuvmm_driver::{CUresult, Call};
-use cuvmm_resource::{Access, Error};
+use cuvmm_resource::{Access, Error, HandleKind};
 use cuvmm_sim::When;
 use support::{Bench, G};
 
@@ -20,11 +20,24 @@ fn each_error_says_what_and_how_much() {
     };
     let told = "cuMemCreate failed with 2 (CUDA_ERROR_OUT_OF_MEMORY): out of memory";
     let made = (Some(Call::cuMemCreate), Some(CUresult(2)));
+    let exhausted = |alignment| Error::AddressSpaceExhausted { bytes: 0x200_0000, alignment, error: call.clone() };
+    let unaligned = format!("{told}, for 0x2000000 bytes of addresses");
+    let aligned = format!("{unaligned} at a multiple of 0x4000000");
+    let refused = Error::HandleKindRefused { kind: HandleKind::Fabric, error: call.clone() };
+    let kind = format!("memory of handle kind Fabric is refused here: {told}");
     for (error, text, answers) in [
+        (exhausted(0), unaligned.as_str(), made),
+        (exhausted(64 << 20), &aligned, made),
+        (refused, &kind, made),
         (call.clone().into(), told, made),
         (cuvmm_handles::Error::from(call).into(), told, made),
         (Error::Unsupported { what: "this", ordinal: 3 }, "device 3 does not support this", (None, None)),
         (Error::Alignment { alignment: 3 }, "an alignment of 3 is no power of two", (None, None)),
+        (
+            Error::MaxChunk { bound: 0x1_0000, granularity: 0x20_0000 },
+            "chunks of at most 0x10000 bytes can't be made at a granularity of 0x200000",
+            (None, None),
+        ),
         (
             Error::OutOfBounds { offset: 1, bytes: 2, size: 3 },
             "2 bytes at offset 1 do not lie within a buffer of 3",
@@ -68,6 +81,7 @@ fn each_error_says_what_and_how_much() {
         (Error::HostCallback, "called from a host function of the driver", (None, None)),
     ] {
         assert_eq!((error.to_string().as_str(), (error.call(), error.code())), (text, answers));
+        assert!(error.source().is_none(), "who prints the causes too reads nothing twice: {error}");
     }
 }
 

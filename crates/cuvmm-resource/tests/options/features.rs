@@ -124,7 +124,12 @@ fn memory_of_the_host_has_neither() {
                     drop(resource.allocate(1).unwrap());
                 }
                 Err(error) => {
-                    let what = if rdma == Request::Required { RDMA } else { COMPRESSION };
+                    // It is not the device that lacks them.
+                    let what = if rdma == Request::Required {
+                        "GPUDirect RDMA of the host's memory"
+                    } else {
+                        "compressible memory of the host"
+                    };
                     assert!(rdma == Request::Required || compression == Request::Required);
                     assert_eq!(error, lacks(what));
                 }
