@@ -8,7 +8,8 @@ use crate::error::Error;
 ///
 /// A buffer's size is what was asked for; what was added beyond it is there for the next grows, which are then
 /// [covered](crate::Outcome::Covered) without a driver call. Fewer and larger chunks cost less to make, to move and to
-/// share. Where the device has no more than what is asked for, that is added.
+/// share. Where the device has no more than what is asked for, that is added; and where what is asked for has room in the
+/// buffer's capacity, no more than has room there. What a buffer is allocated with is what was asked for, by each policy.
 ///
 /// ```
 /// # use cuvmm_resource::*;

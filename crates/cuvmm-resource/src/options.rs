@@ -154,7 +154,7 @@ impl Options {
     }
 
     /// The most bytes that are made in one piece, rounded down to the granularity: what is larger becomes several
-    /// chunks. Any number unless this is called.
+    /// chunks. Any number unless this is called. Less than the granularity is refused.
     #[must_use]
     pub fn max_chunk(self, bytes: usize) -> Self {
         Self { max_chunk: Some(bytes), ..self }
@@ -166,7 +166,7 @@ impl Options {
         Self { growth, ..self }
     }
 
-    /// What is called when the device has not so much memory as is asked for in one piece. It may free some, of these
+    /// What is called when the device, or the host, has not so much memory as is asked for in one piece. It may free some, of these
     /// buffers or anybody's; when it answers `true` that piece is tried once more, once. It is called without any lock
     /// of this library's, and may use it: what it allocates itself calls no hook. Nor does what a
     /// [growth policy](GrowthPolicy) only wishes for.

@@ -13,7 +13,7 @@ use cuvmm_driver::MemoryInfo;
 pub struct OutOfMemory {
     /// How many bytes were asked for, rounded up, in one piece.
     pub requested: usize,
-    /// The granularity that they were rounded up to.
+    /// The granularity that they were rounded up to, in bytes.
     pub granularity: usize,
     /// How much the device has, and has left, where its primary context is active; a driver tells nobody else. Other
     /// processes move it.

@@ -33,16 +33,16 @@ use crate::watch::Ended;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Addresses that are reserved.
+    /// Addresses that are reserved, in bytes.
     pub reserved: Level,
-    /// Addresses that have memory. Memory that is mapped twice, as while a buffer moves, counts twice.
+    /// Addresses that have memory, in bytes. Memory that is mapped twice, as while a buffer moves, counts twice.
     pub mapped: Level,
-    /// Memory that this resource made and has not released, also where another one's buffer grew by it. An exported
+    /// Memory that this resource made and has not released, in bytes, also where another one's buffer grew by it. An exported
     /// handle may hold it longer.
     pub physical: Level,
-    /// Memory that was imported. What is imported several times counts as often.
+    /// Memory that was imported, in bytes. What is imported several times counts as often.
     pub imported: Level,
-    /// Memory of others that was retained. What is retained several times counts as often.
+    /// Memory of others that was retained, in bytes. What is retained several times counts as often.
     pub retained: Level,
     /// Handles that were exported of its memory. Nobody tells when one is closed.
     pub exported_handles: usize,

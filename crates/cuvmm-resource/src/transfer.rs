@@ -44,11 +44,13 @@ impl VirtualMemoryBuffer {
     }
 
     /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`, and by the driver in any case. A
-    /// default stream's token stands for the legacy default stream of the device's primary context.
+    /// default stream's token stands for the legacy default stream of the device's primary context. The stream may be of
+    /// another device that has access, a [peer](crate::Options::peer).
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], values of two drivers, [`Error::NotAccessible`] where no device that the stream could be of
-    /// may write; [`Error::StreamCapturing`], [`Error::HostCallback`]; what the driver answers.
+    /// may write; [`Error::StreamCapturing`], [`Error::HostCallback`]; what the driver answers, which for a stream of a
+    /// device without the access is 1 (`CUDA_ERROR_INVALID_VALUE`).
     pub fn copy_from_host_on(&self, stream: &StreamRef, offset: usize, source: &[u8]) -> Result<(), Error> {
         self.transfer_from(Some(stream), offset, source)
     }
