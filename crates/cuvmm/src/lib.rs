@@ -3,6 +3,7 @@
 
 mod error;
 
+pub use cuvmm_driver::sys::CUdeviceptr;
 pub use cuvmm_driver::{CUresult, Call, CudaVersion, Device, Driver, LoadError};
 pub use cuvmm_ipc::{BufferDescriptor, Limits};
 pub use cuvmm_resource::{
