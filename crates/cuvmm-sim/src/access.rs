@@ -48,7 +48,7 @@ pub(crate) fn set(
             }
         }
         if let Some(mapping) = session.mappings.get(&start) {
-            let host = is_host_memory(mapping.memory.properties.location);
+            let host = mapping.is_host_memory();
             let work = Work::Grant { bytes: mapping.bytes, host, devices };
             session.takes(work);
         }
@@ -125,17 +125,13 @@ fn grantee_of(session: &Session<'_>, location: &CUmemLocation) -> Answer<Grantee
     }
 }
 
-fn is_host_memory(location: CUmemLocation) -> bool {
-    matches!(location.location_type, CUmemLocationType::HOST | CUmemLocationType::HOST_NUMA)
-}
-
 fn check_reach(session: &Session<'_>, start: u64, grantee: Grantee) -> Answer {
     let mapping = session.mappings.get(&start).ok_or(CUresult::INVALID_VALUE)?;
     let location = mapping.memory.properties.location;
     match grantee {
-        Grantee::Host if is_host_memory(location) => Ok(()),
+        Grantee::Host if mapping.is_host_memory() => Ok(()),
         Grantee::Host => Err(CUresult::NOT_SUPPORTED),
-        Grantee::Device(_) if is_host_memory(location) => Ok(()),
+        Grantee::Device(_) if mapping.is_host_memory() => Ok(()),
         Grantee::Device(device) => {
             let home = session.physical.get(&mapping.memory_id).map(|physical| physical.home);
             // The device of imported memory need not be visible here; its peers then are not known either.

@@ -83,6 +83,17 @@ fn refuse_taken_for_the_hosts(session: &mut Session<'_>, sides: [Side; 2]) -> An
     Ok(())
 }
 
+/// Refuses a copy of memory that may not be used so now. A real driver crashes at one across mappings of host memory of
+/// which the host was granted one and not another.
+pub(crate) fn refuse_unusable(session: &mut Session<'_>, copy: &Work) -> Answer {
+    copy.refuse_unusable(session)?;
+    if copy.spans().into_iter().any(|(start, end)| session.is_partly_granted_to_host(start, end)) {
+        session.violation("a copy across host memory granted to the host in part, which crashes a real driver");
+        return Err(CUresult::INVALID_VALUE);
+    }
+    Ok(())
+}
+
 /// The work of a copy by a device, wherever its memory may be used.
 pub(crate) fn copy_work(session: &Session<'_>, device: i32, to: Side, from: Side, bytes: usize) -> Answer<Work> {
     let (to_device, from_device) = (device_for(session, to, device)?, device_for(session, from, device)?);
@@ -97,7 +108,7 @@ pub(crate) fn copy(session: &mut Session<'_>, to: Side, from: Side, bytes: usize
     }
     refuse_taken_for_the_hosts(session, [to, from])?;
     let work = copy_work(session, device_of(session, context), to, from, bytes)?;
-    work.refuse_unusable(session)?;
+    refuse_unusable(session, &work)?;
     let stream = session.stream(CUstream::LEGACY)?;
     capture::refuse_legacy(session, stream)?;
     let spans = work.spans();
@@ -126,7 +137,7 @@ pub(crate) fn copy_async(session: &mut Session<'_>, to: Side, from: Side, bytes:
     let work = copy_work(session, device_of(session, context), to, from, bytes)?;
     let waits = work.is_waited_for();
     let captured = capture::enter(session, stream)?.is_some();
-    work.refuse_unusable(session)?;
+    refuse_unusable(session, &work)?;
     if captured {
         session.record(stream, work);
         return Ok(());

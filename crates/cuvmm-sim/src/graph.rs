@@ -187,7 +187,7 @@ pub(crate) fn add_memcpy(
         return Err(CUresult::NOT_SUPPORTED);
     }
     let work = copy::copy_work(session, device, to, from, bytes)?;
-    work.refuse_unusable(session)?;
+    copy::refuse_unusable(session, &work)?;
     add(session, graph, after, work)
 }
 

@@ -91,6 +91,18 @@ pub(crate) struct Mapping {
     pub(crate) plain: Option<Plain>,
 }
 
+impl Mapping {
+    pub(crate) fn is_host_memory(&self) -> bool {
+        let location = self.memory.properties.location.location_type;
+        matches!(location, CUmemLocationType::HOST | CUmemLocationType::HOST_NUMA)
+    }
+
+    /// Whether the host may use it.
+    pub(crate) fn is_granted_to_host(&self) -> bool {
+        self.access.get(&Grantee::Host).is_some_and(|&flags| flags != CUmemAccess_flags::NONE)
+    }
+}
+
 /// A call of cuMemAlloc.
 #[derive(Clone, Copy)]
 pub(crate) struct Plain {
@@ -275,6 +287,19 @@ impl State {
                 whole.then_some(from)
             })
             .collect()
+    }
+
+    /// Whether `start..end` lies in several mappings, one of which the host was granted.
+    pub(crate) fn is_cut_for_host(&self, start: u64, end: u64) -> bool {
+        let mappings = || self.mappings_over(start, end);
+        mappings().nth(1).is_some() && mappings().any(|(_, mapping)| mapping.is_granted_to_host())
+    }
+
+    /// Whether `start..end` lies in mappings of host memory of which the host was granted one and not another.
+    pub(crate) fn is_partly_granted_to_host(&self, start: u64, end: u64) -> bool {
+        let of_host = self.mappings_over(start, end).filter(|(_, mapping)| mapping.is_host_memory());
+        let mut granted = of_host.map(|(_, mapping)| mapping.is_granted_to_host());
+        granted.next().is_some_and(|first| granted.any(|other| other != first))
     }
 
     /// Whether these mappings leave no hole in `start..end`.

@@ -219,8 +219,13 @@ impl Work {
         ready
     }
 
-    /// Refuses work on memory that may not be used so now.
+    /// Refuses work on memory that may not be used so now. Sets go no further than one mapping where the host was granted
+    /// any of it.
     pub(crate) fn refuse_unusable(&self, state: &State) -> Answer {
+        let is_set = matches!(self, Self::Fill { .. });
+        if is_set && self.spans().into_iter().any(|(start, end)| state.is_cut_for_host(start, end)) {
+            return Err(CUresult::INVALID_VALUE);
+        }
         self.resolve(state).map(|_| ()).map_err(|_| CUresult::INVALID_VALUE)
     }
 
