@@ -83,11 +83,13 @@ fn refuse_taken_for_the_hosts(session: &mut Session<'_>, sides: [Side; 2]) -> An
     Ok(())
 }
 
-/// Refuses a copy of memory that may not be used so now. A real driver crashes at one across mappings of host memory of
-/// which the host was granted one and not another.
+/// Refuses a copy of memory that may not be used so now. A real driver crashes at one to or from the host's own memory
+/// across mappings of host memory of which the host was granted one and not another.
 pub(crate) fn refuse_unusable(session: &mut Session<'_>, copy: &Work) -> Answer {
     copy.refuse_unusable(session)?;
-    if copy.spans().into_iter().any(|(start, end)| session.is_partly_granted_to_host(start, end)) {
+    if let [(start, end)] = copy.spans()[..]
+        && session.is_partly_granted_to_host(start, end)
+    {
         session.violation("a copy across host memory granted to the host in part, which crashes a real driver");
         return Err(CUresult::INVALID_VALUE);
     }
