@@ -122,12 +122,16 @@ impl VirtualMemoryBuffer {
         match self.way(self.size(), stream, Access::Read, offset, bytes)? {
             Way::Nothing => {}
             Way::Host(words) => words.read(destination),
-            Way::Driver => self.queue(stream, offset, bytes, |driver, address, piece, stream| {
-                let destination = &mut destination[piece];
-                let bytes = destination.len();
-                // SAFETY: the range was checked, and `destination` is borrowed until the stream was waited for.
-                unsafe { driver.memcpy_dtoh_async(destination.as_mut_ptr().cast(), address, bytes, stream) }
-            })?,
+            Way::Driver => {
+                // Taken once: while a piece is under way nothing refers to the whole.
+                let first = destination.as_mut_ptr();
+                self.queue(stream, offset, bytes, |driver, address, piece, stream| {
+                    let to = first.wrapping_add(piece.start).cast();
+                    // SAFETY: the range was checked, each piece lies within it, and `destination` is borrowed until the
+                    // stream was waited for.
+                    unsafe { driver.memcpy_dtoh_async(to, address, piece.len(), stream) }
+                })?;
+            }
         }
         Ok(())
     }
