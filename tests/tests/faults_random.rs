@@ -172,10 +172,15 @@ fn require_first(told: Result<(), Error>, calls: &[LoggedCall], tries_again: boo
     let Err(error) = told else { return };
     let mut failed = calls.iter().filter(|made| FAILING.contains(&made.call) && !made.result.is_success());
     // A place that can't be had, or given back, is no reason not to take another one; nor is memory that is there at the
-    // second try.
-    let is_overcome = |made: &&LoggedCall| match made.call {
+    // second try, or where less is wished for. What could not be undone of the first try is counted.
+    let mut has_tried = false;
+    let mut is_overcome = |made: &&LoggedCall| match made.call {
         Call::cuMemAddressReserve | Call::cuMemAddressFree => true,
-        Call::cuMemCreate => tries_again && made.result == CUresult::OUT_OF_MEMORY,
+        Call::cuMemCreate | Call::cuMemSetAccess if tries_again && made.result == CUresult::OUT_OF_MEMORY => {
+            has_tried = true;
+            true
+        }
+        Call::cuMemUnmap | Call::cuMemRelease => has_tried,
         _ => false,
     };
     if matches!(error, Error::Resource(cuvmm::resource::Error::WouldMove { .. })) {

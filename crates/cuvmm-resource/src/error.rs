@@ -253,11 +253,17 @@ impl Error {
         }
     }
 
-    /// Whether less of the same could have been had. Drivers need memory to map and to grant, too.
+    /// Whether less of the same could have been had. A driver needs memory to grant access, too.
     pub(crate) fn is_for_want_of_room(&self) -> bool {
         use cuvmm_handles::Error::SizeOverflow;
-        let is_exhausted = self.code() == Some(CUresult::OUT_OF_MEMORY);
-        is_exhausted || matches!(self, Self::WouldMove { .. } | Self::Handles(SizeOverflow { .. }))
+        match self {
+            Self::AccessRefused { error, .. } => error.code() == Some(CUresult::OUT_OF_MEMORY),
+            Self::WouldMove { .. }
+            | Self::OutOfMemory(_)
+            | Self::AddressSpaceExhausted { .. }
+            | Self::Handles(SizeOverflow { .. }) => true,
+            _ => false,
+        }
     }
 
     /// The driver call concerned, where there is one.

@@ -248,9 +248,10 @@ fn behind_or_not(failing: Failing) -> Option<Verdict> {
     (failing.step.call == Call::cuMemAddressReserve).then_some(would_move)
 }
 
-/// Where there is not so much memory, or address space, as is wished for, what is asked for is tried.
+/// Where there is not so much memory, or address space, as is wished for, what is asked for is tried. Not so where it can't
+/// be mapped: a mapping that was made all the same would be in the way, and hide the first error behind another.
 fn less_than_wished(failing: Failing) -> Option<Verdict> {
-    let takes = [Call::cuMemAddressReserve, Call::cuMemCreate, Call::cuMemMap, Call::cuMemSetAccess];
+    let takes = [Call::cuMemAddressReserve, Call::cuMemCreate, Call::cuMemSetAccess];
     (takes.contains(&failing.step.call) && failing.code == CUresult::OUT_OF_MEMORY).then_some(Verdict::Overcome)
 }
 
