@@ -54,6 +54,7 @@ fn access_of(backend: &Backend, ordinal: i32, buffer: &VirtualMemoryBuffer) -> V
 }
 
 fn memory_of_the_host_is_where_it_was_asked_for(backend: &Backend) {
+    let stream = Stream::non_blocking(&backend.device);
     for location in [Location::Host, Location::HostNuma(0), Location::HostNumaCurrent] {
         let resource = backend.resource_with(Options::new().location(location));
         assert!(resource.is_host_accessible() && resource.is_device_accessible() && !resource.is_managed());
@@ -70,6 +71,11 @@ fn memory_of_the_host_is_where_it_was_asked_for(backend: &Backend) {
         write_marks(&buffer, 1);
         let grown = buffer.grow(3 * G).unwrap();
         require_marks(&grown, 1, G);
+        // What the device writes the host reads.
+        grown.fill_on(&stream, G, G, 0x5a).unwrap();
+        let mut seen = [0; 64];
+        grown.copy_to_host(2 * G - 64, &mut seen).unwrap();
+        assert_eq!(seen, [0x5a; 64]);
         buffer.close().unwrap();
         grown.close().unwrap();
     }
@@ -85,7 +91,15 @@ fn memory_of_the_host_grows_without_any_context(backend: &Backend) {
         let in_place = buffer.grow(2 * G).unwrap();
         let moved = buffer.grow(2 * G).unwrap();
         assert_eq!((in_place.outcome(), moved.outcome()), (Some(Outcome::InPlace), Some(Outcome::Moved)));
+        write_marks(&in_place, 3);
+        require_marks(&moved, 3, G);
         buffer.close().unwrap();
+        let zeroed = moved.grow_with(3 * G, &GrowOptions::new().zeroed()).unwrap();
+        require_marks(&zeroed, 3, G);
+        let mut seen = [1; 64];
+        zeroed.copy_to_host(3 * G - 64, &mut seen).unwrap();
+        assert_eq!(seen, [0; 64]);
+        zeroed.close().unwrap();
         moved.truncate_into(G).unwrap().close().unwrap();
         drop(in_place);
     }

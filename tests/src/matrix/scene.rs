@@ -5,6 +5,7 @@ use cuvmm::handles::Reservation;
 use cuvmm::{BufferDescriptor, Error, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 
 use crate::backend::Left;
+use crate::foreign::ForeignRange;
 use crate::memory::{G, require_marks, write_marks};
 
 /// The marks that the buffers of a scene hold.
@@ -20,6 +21,8 @@ pub struct Scene {
     pub buffer: Option<VirtualMemoryBuffer>,
     /// Aliases of it, which no failure touches.
     pub aliases: Vec<VirtualMemoryBuffer>,
+    /// A range of others, as long as it is theirs.
+    pub foreign: Option<ForeignRange>,
     /// What lies behind it.
     pub occupied: Option<Reservation>,
     /// Streams that it may wait for.
@@ -28,6 +31,7 @@ pub struct Scene {
     pub descriptor: Option<BufferDescriptor>,
     /// Whether the input became a larger or smaller one, and only what it no longer has was not given back.
     pub is_resized: bool,
+    had_foreign: bool,
     was: Option<Shape>,
 }
 
@@ -77,12 +81,19 @@ impl Scene {
             other: None,
             buffer: None,
             aliases: Vec::new(),
+            foreign: None,
             occupied: None,
             streams: Vec::new(),
             descriptor: None,
             is_resized: false,
+            had_foreign: false,
             was: None,
         }
+    }
+
+    /// One with a range of others, which goes with it unless it is taken.
+    pub fn beside(resource: VirtualMemoryResource, range: ForeignRange) -> Self {
+        Self { foreign: Some(range), had_foreign: true, ..Self::empty(resource) }
     }
 
     /// One with this input, which holds marks from now on.
@@ -104,7 +115,7 @@ impl Scene {
 
     /// Whether the input was used up.
     pub(super) fn is_used_up(&self) -> bool {
-        self.was.is_some() && self.buffer.is_none()
+        self.was.is_some() && self.buffer.is_none() || self.had_foreign && self.foreign.is_none()
     }
 
     /// What a drop keeps that may let go of nothing.
@@ -143,6 +154,10 @@ impl Scene {
     pub(super) fn close(self, made: Option<VirtualMemoryBuffer>) -> Result<(), Error> {
         let buffers = made.into_iter().chain(self.aliases).chain(self.buffer);
         let closed = buffers.map(|buffer| buffer.close().map_err(Error::from));
-        closed.fold(Ok(()), Result::and)
+        let closed = closed.fold(Ok(()), Result::and);
+        if let Some(range) = self.foreign {
+            range.take_down();
+        }
+        closed
     }
 }

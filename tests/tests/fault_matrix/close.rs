@@ -136,7 +136,7 @@ fn beside_an_alias(backend: &Backend, size: usize) -> Scene {
     scene
 }
 
-fn close(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
+pub(crate) fn close(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
     let closed = scene.take().close();
     settle(scene, closed)
 }

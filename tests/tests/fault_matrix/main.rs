@@ -7,6 +7,7 @@
 mod allocate;
 mod close;
 mod construct;
+mod foreign;
 mod grow;
 mod peers;
 mod share;
@@ -23,6 +24,7 @@ cuvmm_tests::suite!(
     every_failing_call_of_shrinking_is_told_and_leaves_a_buffer,
     every_failing_call_of_sharing_is_told_and_leaves_nothing,
     every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone,
+    every_failing_call_about_ranges_of_others_is_told_and_leaves_them_theirs,
 );
 
 cuvmm_tests::suite!(two gpus: every_failing_call_about_peers_is_told_and_leaves_what_was);
@@ -49,6 +51,10 @@ fn every_failing_call_of_shrinking_is_told_and_leaves_a_buffer(backend: &Backend
 
 fn every_failing_call_of_sharing_is_told_and_leaves_nothing(backend: &Backend) {
     fail_every_call(backend, share::ROWS);
+}
+
+fn every_failing_call_about_ranges_of_others_is_told_and_leaves_them_theirs(backend: &Backend) {
+    fail_every_call(backend, foreign::ROWS);
 }
 
 fn every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone(backend: &Backend) {
