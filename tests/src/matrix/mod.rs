@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use cuvmm::{CUresult, Call, Error, VirtualMemoryBuffer};
+use cuvmm::{CUresult, Call, Error, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::faults::When;
 
 use crate::backend::{Backend, Left};
@@ -144,6 +144,7 @@ impl Row {
         // What is mapped behind the library's back is in the way of a grow, and of giving back the addresses around it.
         let is_in_the_way = expected.mappings > 0 && when == When::After;
         scene.require_intact(made.as_ref(), !is_in_the_way, &case);
+        let resources = scene.counting_resources();
         match scene.close(made) {
             Err(error) if is_in_the_way => assert_eq!(error.call(), Some(Call::cuMemAddressFree), "{case}: {error}"),
             closed => closed.unwrap_or_else(|error| panic!("{case}: then closing failed: {error}")),
@@ -156,6 +157,15 @@ impl Row {
             expected.contexts = now.contexts - at_start.contexts;
         }
         backend.require_left_by(&before, expected, &case);
+        // What is tried out while a resource is made is nobody's.
+        if !resources.is_empty() && self.operation != "new" {
+            let counted = resources.iter().map(VirtualMemoryResource::statistics);
+            let is_counted = counted.fold([false; 3], |[reserved, mapped, held], now| {
+                let is_held = now.physical.now + now.imported.now + now.retained.now > 0;
+                [reserved || now.reserved.now > 0, mapped || now.mapped.now > 0, held || is_held]
+            });
+            assert_eq!(is_counted, still_counted(failing, expected), "{case}: what the statistics say is left");
+        }
     }
 }
 
@@ -254,6 +264,18 @@ fn left(failing: Failing) -> Left {
         (_, Call::cuCtxPopCurrent) => Left { stranded, ..none },
         (_, Call::cuThreadExchangeStreamCaptureMode) if step.nth.is_multiple_of(2) => Left { stranded, ..none },
         _ => none,
+    }
+}
+
+/// Whether addresses, mappings and memory are still counted in the end: what the driver did not say it undid, and nothing
+/// that it did not say it made.
+fn still_counted(failing: Failing, left: Left) -> [bool; 3] {
+    match (failing.when, failing.step.call) {
+        (When::Before, _) => [left.reservations > 0, left.mappings > 0, left.allocations > 0],
+        (When::After, Call::cuMemMap | Call::cuMemAddressFree) => [true, false, false],
+        (When::After, Call::cuMemUnmap) => [true, true, false],
+        (When::After, Call::cuMemRelease) => [false, false, true],
+        (When::After, _) => [false; 3],
     }
 }
 

@@ -118,6 +118,12 @@ impl Scene {
         self.was.is_some() && self.buffer.is_none() || self.had_foreign && self.foreign.is_none()
     }
 
+    /// The resources that count all that it has. What is asked of a range of others is counted nowhere.
+    pub(super) fn counting_resources(&self) -> Vec<VirtualMemoryResource> {
+        let resources = self.other.iter().chain([&self.resource]);
+        resources.filter(|_| !self.had_foreign).cloned().collect()
+    }
+
     /// What a drop keeps that may let go of nothing.
     pub(super) fn whole(&self) -> Left {
         let was = self.was.as_ref().expect("an input");
