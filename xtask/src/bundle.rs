@@ -33,6 +33,8 @@ pub(crate) struct Glibc(Vec<u32>);
 /// What was written.
 #[derive(Debug, Default)]
 pub(crate) struct Bundle {
+    /// How many suites have something to ask a GPU.
+    pub(crate) suites: usize,
     /// The size of all its binaries.
     pub(crate) bytes: u64,
     /// The oldest glibc on which all of them run.
@@ -81,7 +83,8 @@ pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundl
         if !has_ignored_tests(&cmd!(sh, "{path} --list --ignored").quiet().read()?) {
             continue;
         }
-        bundle.add(sh, &suite.path, &dir.join("suites").join(&suite.name))?;
+        bundle.suites += 1;
+        bundle.add(sh, path, &dir.join("suites").join(&suite.name))?;
     }
     for example in &binaries.examples {
         bundle.add(sh, &example.path, &dir.join("examples").join(&example.name))?;

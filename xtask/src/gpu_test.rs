@@ -51,7 +51,7 @@ pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
     println!(
         "{}: {} suites, {} examples, {}, for glibc {} or newer; run ./gpu-test in it",
         dir.display(),
-        binaries.suites.len(),
+        bundle.suites,
         binaries.examples.len(),
         bundle::mebibytes(bundle.bytes),
         bundle.glibc,
