@@ -1,7 +1,7 @@
 //! The fault matrix: each driver call of an operation made to fail, with each code that the driver may answer.
 //!
 //! An operation on one of its paths is a [`Row`]. Its calls are recorded once; then, each time on a fresh [`Scene`], each
-//! call fails with each of its [codes](codes), before its effect, and with one code after it. Demanded is, unless the row
+//! call fails with each of its [codes], before its effect, and with one code after it. Demanded is, unless the row
 //! says otherwise and why, that
 //! * the operation fails, and tells that call and that code;
 //! * nothing is left but what the failing call itself made, or did not undo;
