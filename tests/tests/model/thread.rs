@@ -1,5 +1,6 @@
 //! What one thread does, step by step, and what it knows of what comes of it.
 
+use cuvmm::driver::sys::CUdeviceptr;
 use cuvmm::ipc::{export, import_from};
 use cuvmm::resource::Error;
 use cuvmm::{GrowOptions, Release, StreamRef, VirtualMemoryBuffer};
@@ -344,8 +345,17 @@ impl<'w> Thread<'w> {
         if value.is_multiple_of(2) {
             hold_up(&self.world.direct, &self.stream, 2000);
         }
-        let address = modelled.buffer.address().checked_add(offset).unwrap();
-        queue_fill_at(&self.world.direct, &self.stream, address, bytes, value);
+        // Drivers refuse to set memory of the host across two mappings in one call.
+        let base = modelled.buffer.address();
+        let (start, end) = (base.0 + offset as u64, base.0 + (offset + bytes) as u64);
+        for chunk in modelled.buffer.chunks() {
+            let from = start.max(chunk.address.0);
+            if let Some(bytes) =
+                end.min(chunk.address.0 + chunk.size as u64).checked_sub(from).filter(|bytes| *bytes > 0)
+            {
+                queue_fill_at(&self.world.direct, &self.stream, CUdeviceptr(from), bytes as usize, value);
+            }
+        }
         modelled.write(offset, &vec![value; bytes]);
         Seen::add(&self.world.seen.queued);
         let fenced = self.world.excuse(modelled.buffer.fence(&self.stream)).is_some();
