@@ -24,8 +24,8 @@ pub use gone::{Ranges, Remains};
 pub use machine::Machine;
 pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};
 pub use nothing::Nothing;
-pub use peer::{Peer, open_files};
-pub use step::{Step, steps};
+pub use peer::{Peer, allow_open_files, open_files};
+pub use step::{FAILING, FAILING_CODES, Step, steps};
 pub use watch::Watched;
 pub use work::{
     Capture, Current, Gate, Stream, hold_up, in_host_function, is_idle, queue_fill, queue_fill_at, read_at, wait_for,

@@ -7,6 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
 use crate::backend::Backend;
 
 /// Names the part that a process plays.
@@ -104,6 +106,13 @@ impl Drop for Peer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Lets this process have as many open files as it may. Memory that can be shared takes one each on the simulator, and what
+/// is stranded keeps it.
+pub fn allow_open_files() {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit of open files");
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("as many open files as there may be");
 }
 
 /// The numbers of the files that this process has open.

@@ -1,8 +1,25 @@
 //! The driver calls of an operation, to make each of them fail.
 
-use cuvmm::Call;
+use cuvmm::{CUresult, Call};
 
 use crate::backend::Backend;
+
+/// The calls that make or undo something, or give access to it: those that fail at random.
+pub const FAILING: [Call; 9] = [
+    Call::cuMemAddressReserve,
+    Call::cuMemAddressFree,
+    Call::cuMemCreate,
+    Call::cuMemRelease,
+    Call::cuMemMap,
+    Call::cuMemUnmap,
+    Call::cuMemSetAccess,
+    Call::cuMemExportToShareableHandle,
+    Call::cuMemImportFromShareableHandle,
+];
+
+/// What they fail with.
+pub const FAILING_CODES: [CUresult; 4] =
+    [CUresult::INVALID_VALUE, CUresult::OUT_OF_MEMORY, CUresult::NOT_SUPPORTED, CUresult::UNKNOWN];
 
 /// One call of an operation: the `nth` of its name, from 1 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

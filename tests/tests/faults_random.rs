@@ -12,8 +12,7 @@ use cuvmm::{
 use cuvmm_driver::Hooked;
 use cuvmm_sim::Live;
 use cuvmm_sim::faults::{Both, Fault, Faults, Ledger, LoggedCall, Random, When};
-use cuvmm_tests::{Backend, G};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use cuvmm_tests::{Backend, FAILING, FAILING_CODES, G, allow_open_files};
 
 // What a random call of a real driver leaves can't be told from what others on its machine do.
 cuvmm_tests::suite!(@backend strict Strict: random_failures_leave_what_they_explain_and_the_first_is_told);
@@ -21,22 +20,6 @@ cuvmm_tests::suite!(@backend measured Measured: random_failures_leave_what_they_
 
 const RUNS: u64 = 200;
 const OPERATIONS: usize = 60;
-
-/// The calls that make or undo something, or give access to it.
-const FAILING: [Call; 9] = [
-    Call::cuMemAddressReserve,
-    Call::cuMemAddressFree,
-    Call::cuMemCreate,
-    Call::cuMemRelease,
-    Call::cuMemMap,
-    Call::cuMemUnmap,
-    Call::cuMemSetAccess,
-    Call::cuMemExportToShareableHandle,
-    Call::cuMemImportFromShareableHandle,
-];
-
-const CODES: [CUresult; 4] =
-    [CUresult::INVALID_VALUE, CUresult::OUT_OF_MEMORY, CUresult::NOT_SUPPORTED, CUresult::UNKNOWN];
 
 /// Numbers that look random, by a seed.
 struct Numbers(u64);
@@ -197,9 +180,7 @@ fn require_first(told: Result<(), Error>, calls: &[LoggedCall], tries_again: boo
 }
 
 fn random_failures_leave_what_they_explain_and_the_first_is_told(backend: &Backend) {
-    // Memory that can be shared takes an open file each, and what is stranded keeps it.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+    allow_open_files();
     let (mut fired, mut stranded, mut errors) = (0, 0, 0);
     for seed in 1..=RUNS {
         let run = format!("seed {seed}");
@@ -225,7 +206,7 @@ fn random_failures_leave_what_they_explain_and_the_first_is_told(backend: &Backe
 
         let mut numbers = Numbers(seed);
         let mut held = Held { resource, other, buffers: Vec::new(), descriptors: Vec::new() };
-        faults.fail_at_random(Random::new(seed).per_thousand(60).calls(FAILING).codes(CODES));
+        faults.fail_at_random(Random::new(seed).per_thousand(60).calls(FAILING).codes(FAILING_CODES));
         for _ in 0..OPERATIONS {
             let before = ledger.total();
             let told = held.operate(&mut numbers);

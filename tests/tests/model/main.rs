@@ -17,6 +17,7 @@ mod world;
 
 use std::sync::{Arc, Barrier};
 
+use cuvmm_tests::allow_open_files;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
@@ -33,6 +34,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Tries a part of the cases with so many threads.
 fn check(threads: usize, share: u64) {
+    allow_open_files();
     let cases = u32::try_from(number("CUVMM_CASES", 2000) / share).unwrap();
     let rng_seed = RngSeed::Fixed(number("CUVMM_SEED", 1));
     let config = Config { cases, rng_seed, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };

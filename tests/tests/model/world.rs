@@ -10,6 +10,7 @@ use cuvmm::{
 use cuvmm_driver::Hooked;
 use cuvmm_sim::faults::{Faults, Random, When};
 use cuvmm_sim::{Hints, Machine, Preset, Simulator};
+use cuvmm_tests::{FAILING, FAILING_CODES};
 use proptest::prelude::*;
 
 use crate::memory::{Modelled, Seen, Shared};
@@ -21,27 +22,10 @@ pub(crate) const PAGE: usize = 4096;
 /// What every byte of fresh memory of a device reads as; the host's is zero.
 const POISON: u8 = 0xA5;
 
-/// The calls that fail, where any do: those that make or undo something, and those that work is queued by. None that is
-/// waited with, after which nobody knows what runs.
-const FAILING: [Call; 14] = [
-    Call::cuMemAddressReserve,
-    Call::cuMemAddressFree,
-    Call::cuMemCreate,
-    Call::cuMemRelease,
-    Call::cuMemMap,
-    Call::cuMemUnmap,
-    Call::cuMemSetAccess,
-    Call::cuMemExportToShareableHandle,
-    Call::cuMemImportFromShareableHandle,
-    Call::cuMemsetD8Async,
-    Call::cuMemcpyHtoDAsync,
-    Call::cuMemcpyDtoHAsync,
-    Call::cuEventCreate,
-    Call::cuEventRecord,
-];
-
-const CODES: [CUresult; 4] =
-    [CUresult::INVALID_VALUE, CUresult::OUT_OF_MEMORY, CUresult::NOT_SUPPORTED, CUresult::UNKNOWN];
+/// The calls that work is queued by, which fail besides those that make or undo something. None that is waited with, after
+/// which nobody knows what runs.
+const QUEUING: [Call; 5] =
+    [Call::cuMemsetD8Async, Call::cuMemcpyHtoDAsync, Call::cuMemcpyDtoHAsync, Call::cuEventCreate, Call::cuEventRecord];
 
 /// What a case is made of but its steps.
 #[derive(Clone, Debug)]
@@ -130,7 +114,8 @@ impl World {
     /// Lets calls fail from now on, where any are to.
     pub(crate) fn begin(&self, setup: &Setup) {
         if let Some(seed) = setup.failures {
-            let random = Random::new(seed).per_thousand(30).calls(FAILING).codes(CODES);
+            let random =
+                Random::new(seed).per_thousand(30).calls([&FAILING[..], &QUEUING[..]].concat()).codes(FAILING_CODES);
             self.faults.fail_at_random(random.when(When::Before));
         }
     }
@@ -145,7 +130,7 @@ impl World {
     }
 
     pub(crate) fn require_excused(&self, error: &cuvmm::Error) {
-        assert!(self.is_failing && error.code().is_some_and(|code| CODES.contains(&code)), "{error:?}");
+        assert!(self.is_failing && error.code().is_some_and(|code| FAILING_CODES.contains(&code)), "{error:?}");
         Seen::add(&self.seen.failed);
     }
 
