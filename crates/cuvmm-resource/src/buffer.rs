@@ -2,17 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cuvmm_driver::Driver;
 use cuvmm_driver::sys::CUdeviceptr;
-use cuvmm_driver::{CUresult, Driver, StrandedKind};
-use cuvmm_handles::{Mapping, Reservation};
+use cuvmm_handles::{Mapping, PrimaryContext, Reservation};
 
-use crate::error::{CloseError, Error};
+use crate::error::Error;
 use crate::range::Range;
-use crate::release::{Order, Release, Unsettled};
+use crate::release::{Order, Release};
 use crate::resource::VirtualMemoryResource;
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use crate::watch::{TARGET, watch};
 
 /// How a buffer that was grown or cut from another came by its addresses.
 ///
@@ -52,9 +51,10 @@ pub enum Outcome {
 /// it is written: bytes are copied in and out. They are referred to only where somebody vouches that they stay, in memory
 /// of the host ([`as_slice`](Self::as_slice)).
 ///
-/// Dropping a buffer waits as closing it does. Where that can't be (the stream is capturing, or the drop happens in
-/// a host function of the driver's) the memory is stranded: it stays mapped, is reported through `tracing` and
-/// counted by [`Driver::stranded`].
+/// A buffer can be dropped by anyone, anywhere. Its drop waits as closing it does, for up to two seconds. Where its work goes
+/// on for longer, or can't be waited for (the stream is capturing, or the drop happens in a host function of the driver's),
+/// a thread of this library's lets go of the memory later, once the work is over. [Deferred](OnDrop::Defer), a drop leaves
+/// everything to that thread.
 ///
 /// ```
 /// # use cuvmm_resource::*;
@@ -74,13 +74,13 @@ pub enum Outcome {
 /// ```
 #[must_use = "a buffer that is dropped lets go of its memory; growing one leaves it as it is"]
 pub struct VirtualMemoryBuffer {
-    resource: VirtualMemoryResource,
-    range: Range,
-    size: usize,
+    pub(crate) resource: VirtualMemoryResource,
+    pub(crate) range: Range,
+    pub(crate) size: usize,
     /// The addresses of a buffer with capacity while it has no memory; a mapping holds its own.
-    reserved: Option<Arc<Reservation>>,
+    pub(crate) reserved: Option<Arc<Reservation>>,
     outcome: Option<Outcome>,
-    order: Mutex<Order>,
+    pub(crate) order: Mutex<Order>,
     id: u64,
     generation: u64,
 }
@@ -211,14 +211,17 @@ impl VirtualMemoryBuffer {
         self.resource.device().driver()
     }
 
-    /// Held for one change or one wait of this buffer alone.
-    fn order(&self) -> MutexGuard<'_, Order> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held for a moment. Refused in a forked child: a thread that is not there may have held it when that was made.
+    pub(crate) fn order(&self) -> Result<MutexGuard<'_, Order>, Error> {
+        if self.driver().is_forked() {
+            return Err(Error::Forked);
+        }
+        Ok(self.order.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What it waits for when it closes or drops, besides its fences.
+    /// What it waits for when it closes or drops, besides its fences. In a forked child it waits for nothing.
     pub fn released_after(&self) -> Release {
-        self.order().release.clone()
+        self.order().map_or(Release::Caller, |order| order.release.clone())
     }
 
     /// Sets what it waits for when it closes or drops, besides its fences. Buffers grown from it inherit it.
@@ -240,10 +243,10 @@ impl VirtualMemoryBuffer {
     /// ```
     ///
     /// # Errors
-    /// [`DifferentDrivers`](cuvmm_driver::Error::DifferentDrivers) for a stream of another driver.
+    /// [`DifferentDrivers`](cuvmm_driver::Error::DifferentDrivers) for a stream of another driver; [`Error::Forked`].
     pub fn set_release(&self, release: Release) -> Result<(), Error> {
         release.require_driver(self.driver())?;
-        let old = std::mem::replace(&mut self.order().release, release);
+        let old = std::mem::replace(&mut self.order()?.release, release);
         // Without the lock: with a stream goes its owner, whose drop is anybody's code.
         drop(old);
         Ok(())
@@ -270,12 +273,15 @@ impl VirtualMemoryBuffer {
     /// ```
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`], [`Error::HostCallback`], values of two drivers; what the driver answers. The
-    /// work is then not waited for.
+    /// [`Error::StreamCapturing`], [`Error::HostCallback`], [`Error::Forked`], values of two drivers; what the driver
+    /// answers. The work is then not waited for.
     pub fn fence(&self, stream: &StreamRef) -> Result<(), Error> {
         self.driver().require_same(stream.driver())?;
         if self.is_empty() {
             return Ok(());
+        }
+        if self.driver().is_forked() {
+            return Err(Error::Forked);
         }
         if self.driver().is_in_host_function()? {
             return Err(Error::HostCallback);
@@ -285,7 +291,7 @@ impl VirtualMemoryBuffer {
 
     /// Makes it wait for all of `stream`, whose work could not be waited for at once.
     pub(crate) fn fence_stream(&self, stream: &StreamRef) {
-        let covered = self.order().fence_stream(stream);
+        let covered = self.order().map(|mut order| order.fence_stream(stream));
         // Without the lock, as above.
         drop(covered);
     }
@@ -293,151 +299,10 @@ impl VirtualMemoryBuffer {
     /// The stream that was given; for a default stream's token the legacy default stream of the device's primary
     /// context, and a share of that.
     pub(crate) fn resolve(&self, stream: &StreamRef) -> Result<StreamRef, Error> {
-        if stream.is_default() { Ok(StreamRef::legacy(self.resource.device())?) } else { Ok(stream.clone()) }
-    }
-
-    /// Waits for its release stream and its fences, then lets go of its memory: what no alias shares is unmapped and
-    /// freed. What goes wrong is told here, and counted and reported by a drop.
-    ///
-    /// ```
-    /// # use cuvmm_resource::*;
-    /// # use cuvmm_sim::{Machine, Simulator};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let simulator = Simulator::new(Machine::h200());
-    /// # let device = simulator.driver()?.device(0)?;
-    /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
-    /// let buffer = resource.allocate(2 << 20)?;
-    /// match buffer.close() {
-    ///     Ok(()) => println!("closed"),
-    ///     Err(error) => match error.into_buffer() {
-    ///         Some(buffer) => println!("not now: try {buffer:?} again once the capture is over"),
-    ///         None => println!("closed, with something stranded"),
-    ///     },
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`CloseError`], with the buffer where nothing was released: [`Error::StreamCapturing`],
-    /// [`Error::HostCallback`], and where work could not be waited for and may still be running. Otherwise, as after
-    /// an error of the work itself (700 and its like), it is closed: what a failed call would have undone, and what
-    /// needed it, is stranded.
-    pub fn close(self) -> Result<(), CloseError> {
-        self.close_after(None)
-    }
-
-    /// As [`close`](Self::close), waiting for `stream` instead of its release stream.
-    ///
-    /// # Errors
-    /// As [`close`](Self::close); the buffer comes back for a stream of another driver too.
-    pub fn close_on(self, stream: &StreamRef) -> Result<(), CloseError> {
-        match self.driver().require_same(stream.driver()) {
-            Ok(()) => self.close_after(Some(stream)),
-            Err(error) => Err(CloseError { error: error.into(), buffer: Some(Box::new(self)) }),
+        if !stream.is_default() {
+            return Ok(stream.clone());
         }
-    }
-
-    fn close_after(mut self, instead: Option<&StreamRef>) -> Result<(), CloseError> {
-        watch("release", self.release_span(), || {
-            let settled = match self.settle(instead) {
-                Err(Unsettled::Refused(error)) => return Err(CloseError { error, buffer: Some(Box::new(self)) }),
-                Err(Unsettled::Failed(error)) => Err(error),
-                Ok(()) => Ok(()),
-            };
-            settled.and(self.let_go()).map_err(|error| CloseError { error, buffer: None })
-        })
-    }
-
-    /// Around the wait for what is to be waited for, and the end of what nobody shares.
-    pub(crate) fn release_span(&self) -> tracing::Span {
-        let (size, chunks) = (self.size, self.range.count());
-        tracing::debug_span!(target: TARGET, "release", address = %self.address(), size, chunks)
-    }
-
-    /// Waits for all that it is to wait for. Nothing to protect, nothing to wait for.
-    pub(crate) fn settle(&mut self, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
-        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !self.range.is_empty() || !order.has_no_fence() {
-            return self.resource.settle(order, instead);
-        }
-        match &self.reserved {
-            Some(reserved) if matches!(reserved.driver().is_in_host_function(), Ok(true)) => {
-                Err(Unsettled::Refused(Error::HostCallback))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Lets go of the memory without waiting. It is empty after.
-    pub(crate) fn let_go(&mut self) -> Result<(), Error> {
-        self.size = 0;
-        let closed = std::mem::take(&mut self.range).close();
-        let freed = self.reserved.take().and_then(Arc::into_inner).map_or(Ok(()), Reservation::close);
-        Ok(closed.and(freed)?)
-    }
-
-    /// Moves what this waits for to `other`, which has all of this one's memory, and lets go of this one.
-    pub(crate) fn hand_over_to(mut self, other: &Self) {
-        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
-        std::mem::swap(order, &mut *other.order());
-        // Every node is shared with the other: no call is made.
-        self.range = Range::default();
-        self.reserved = None;
-    }
-
-    /// Waits and lets go, as well as can be where nobody can be told: what goes wrong is counted and reported.
-    fn end(&mut self) -> Result<(), Error> {
-        let settled = match self.settle(None) {
-            Ok(()) => Ok(()),
-            // The driver is gone, and gave back everything.
-            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => {
-                self.keep();
-                return Err(error);
-            }
-            // So is the work's context.
-            Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::CONTEXT_IS_DESTROYED) => Err(error),
-            Err(Unsettled::Failed(error)) => {
-                tracing::error!(target: TARGET, %error, address = %self.address(), "work on a dropped buffer failed");
-                Err(error)
-            }
-            Err(Unsettled::Refused(error)) => {
-                self.driver().stranded().add(StrandedKind::Buffer);
-                self.resource.counts().add_stranded();
-                let (address, size) = (self.address(), self.size);
-                tracing::error!(target: TARGET, %error, %address, size, "stranded a dropped buffer");
-                if error == Error::HostCallback {
-                    self.keep();
-                } else {
-                    std::mem::forget(std::mem::take(&mut self.range));
-                }
-                return Err(error);
-            }
-        };
-        // What fails here the handles count and report.
-        settled.and(self.let_go())
-    }
-
-    /// Keeps all that it holds for ever, and makes no call.
-    fn keep(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.range));
-        std::mem::forget(self.reserved.take());
-        std::mem::forget(std::mem::take(self.order.get_mut().unwrap_or_else(PoisonError::into_inner)));
-        std::mem::forget(self.resource.clone());
-    }
-}
-
-impl Drop for VirtualMemoryBuffer {
-    fn drop(&mut self) {
-        self.resource.counts().remove_buffer();
-        if self.range.is_empty() && self.reserved.is_none() {
-            return;
-        }
-        if self.driver().is_forked() {
-            return self.keep();
-        }
-        // A failure is counted and reported.
-        let _ = watch("release", self.release_span(), || self.end());
+        Ok(StreamRef::legacy_of(PrimaryContext::retain(self.resource.device())?))
     }
 }
 

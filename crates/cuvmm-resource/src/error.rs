@@ -230,6 +230,16 @@ pub enum Error {
     /// a copy or a fill, that is in the graph or was done; it is to be done again.
     #[error("the stream is capturing")]
     StreamCapturing,
+    /// The work that is waited for was not over by the deadline. Nothing was released.
+    #[error("the work was not over by the deadline")]
+    DeadlinePassed,
+    /// Buffers were dropped or closed without waiting, and the work on them was not over by the deadline. They are let go of
+    /// when it is.
+    #[error("{buffers} buffers that are gone still wait for work")]
+    StillPending {
+        /// How many.
+        buffers: usize,
+    },
     /// The calling thread is inside a host function of the driver's, where no CUDA call is allowed.
     #[error("called from a host function of the driver")]
     HostCallback,

@@ -16,8 +16,9 @@ use cuvmm_handles::{Allocation, GranularSize, Mapping, Reservation};
 use crate::buffer::VirtualMemoryBuffer;
 use crate::error::{DeallocateError, Error};
 use crate::range::Range;
-use crate::release::{Order, Release, Unsettled};
+use crate::release::{Order, Release};
 use crate::resource::VirtualMemoryResource;
+use crate::settle::Unsettled;
 use crate::sync::Arc;
 
 /// Since when drivers tell where a mapping begins and ends.

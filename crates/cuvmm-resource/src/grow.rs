@@ -6,8 +6,8 @@ use crate::buffer::{Outcome, VirtualMemoryBuffer};
 use crate::error::{Error, ResizeError};
 use crate::memory::{Memory, Want};
 use crate::range::Range;
-use crate::release::Unsettled;
 use crate::resource::VirtualMemoryResource;
+use crate::settle::Unsettled;
 use crate::sync::Arc;
 use crate::watch::{TARGET, watch};
 
@@ -239,8 +239,12 @@ impl VirtualMemoryBuffer {
         })
     }
 
-    /// Waits as closing does, and lets go of this buffer for the other.
+    /// Waits as closing does, and lets go of this buffer for the other; or leaves both to the reaper.
     pub(crate) fn replace_by(mut self, other: Self) -> Result<Self, ResizeError> {
+        if self.is_deferred() {
+            self.retire();
+            return Ok(other);
+        }
         let mut resized = false;
         let released = watch("release", self.release_span(), || {
             if let Err(Unsettled::Refused(error) | Unsettled::Failed(error)) = self.settle(None) {

@@ -9,7 +9,7 @@ use cuvmm_handles::Reservation;
 use crate::error::Error;
 use crate::growth::GrowthPolicy;
 use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
-use crate::release::Release;
+use crate::release::{OnDrop, Release};
 use crate::shortage::{OutOfMemory, Relief};
 
 /// What a resource's memory is to be. They are checked when the resource is made, and never change after.
@@ -49,6 +49,8 @@ pub struct Options {
     pub growth: GrowthPolicy,
     /// What buffers wait for.
     pub release: Release,
+    /// Who waits for it when a buffer is dropped.
+    pub on_drop: OnDrop,
     pub(crate) relief: Relief,
 }
 
@@ -207,6 +209,12 @@ impl Options {
     #[must_use]
     pub fn release(self, release: Release) -> Self {
         Self { release, ..self }
+    }
+
+    /// Who waits when a buffer is dropped, or moves; [`OnDrop::Wait`] unless this is called.
+    #[must_use]
+    pub fn on_drop(self, on_drop: OnDrop) -> Self {
+        Self { on_drop, ..self }
     }
 
     /// Refuses what can be told to be wrong without asking the driver.

@@ -41,6 +41,11 @@ impl Range {
         Self { tail: Some(Arc::new(node)) }
     }
 
+    /// A number of the mapping that it ends in; none for no mappings.
+    pub(crate) fn key(&self) -> Option<usize> {
+        self.tail.as_deref().map(|tail| std::ptr::from_ref(tail).addr())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.tail.is_none()
     }

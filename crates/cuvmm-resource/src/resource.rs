@@ -10,7 +10,8 @@ use crate::kind::{HandleKind, Location};
 use crate::memory::{Memory, Want};
 use crate::options::Options;
 use crate::range::Range;
-use crate::release::{Order, Unsettled};
+use crate::release::Order;
+use crate::settle::Unsettled;
 use crate::statistics::{Counts, Statistics};
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +52,8 @@ struct Inner {
     memory: Memory,
     /// What copies and fills run on where no stream is given; made when first needed.
     stream: Mutex<Option<StreamRef>>,
-    counts: Counts,
+    /// Shared with what is left of its buffers.
+    counts: Arc<Counts>,
 }
 
 impl VirtualMemoryResource {
@@ -68,7 +70,7 @@ impl VirtualMemoryResource {
     pub fn new(device: &Device, options: Options) -> Result<Self, Error> {
         options.check(device)?;
         let memory = Memory::find(device, &options)?;
-        Ok(Self { inner: Arc::new(Inner { options, memory, stream: Mutex::default(), counts: Counts::default() }) })
+        Ok(Self { inner: Arc::new(Inner { options, memory, stream: Mutex::default(), counts: Arc::default() }) })
     }
 
     /// The device that it was made for.
@@ -399,11 +401,15 @@ impl VirtualMemoryResource {
     /// Waits for all that memory of this resource is to wait for. No default stream is meant by default where it is the
     /// host's.
     pub(crate) fn settle(&self, order: &mut Order, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
-        let by_default = Some(self.device()).filter(|_| !self.location().is_host());
-        order.settle(self.device().driver(), by_default, instead)
+        order.settle(self.device().driver(), self.by_default(), instead)
     }
 
-    pub(crate) fn counts(&self) -> &Counts {
+    /// The device whose default stream is meant where none is named: none's where it is memory of the host.
+    pub(crate) fn by_default(&self) -> Option<&Device> {
+        Some(self.device()).filter(|_| !self.location().is_host())
+    }
+
+    pub(crate) fn counts(&self) -> &Arc<Counts> {
         &self.inner.counts
     }
 

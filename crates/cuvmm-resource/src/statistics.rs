@@ -51,6 +51,8 @@ pub struct Statistics {
     pub stranded: usize,
     /// Buffers that there are now. Each alias is one.
     pub buffers: usize,
+    /// Buffers that are gone, but for what they hold: it goes once their work is over.
+    pub pending: usize,
     /// Buffers that were not made from another: allocated, imported or taken over.
     pub allocations: usize,
     /// Grows that found the memory there already.
@@ -69,6 +71,7 @@ pub struct Statistics {
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     buffers: AtomicUsize,
+    pending: AtomicUsize,
     /// Buffers that were kept as a whole.
     stranded: AtomicUsize,
     allocations: AtomicUsize,
@@ -91,6 +94,7 @@ impl Counts {
             exported_handles: usage.exported(),
             stranded: usage.stranded() + read(&self.stranded),
             buffers: read(&self.buffers),
+            pending: self.pending(),
             allocations: read(&self.allocations),
             grows_covered: read(&self.covered),
             grows_in_place: read(&self.in_place),
@@ -106,6 +110,20 @@ impl Counts {
 
     pub(crate) fn remove_buffer(&self) {
         self.buffers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Buffers that are gone, but for what they hold.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_pending(&self) {
+        add_one(&self.pending);
+    }
+
+    /// What they held was let go of before, or is stranded: whoever reads the number sees that.
+    pub(crate) fn remove_pending(&self, buffers: usize) {
+        self.pending.fetch_sub(buffers, Ordering::Release);
     }
 
     pub(crate) fn add_stranded(&self) {

@@ -13,6 +13,7 @@ use cuvmm_handles::PrimaryContext;
 
 use crate::capture::{Session, Target};
 use crate::error::Error;
+use crate::reaper;
 
 /// What owns a stream that was made elsewhere.
 ///
@@ -143,12 +144,10 @@ impl StreamRef {
         unsafe { Self::share(driver, stream, Keep::Promise) }
     }
 
-    /// The legacy default stream of the device's primary context, and a share of that.
-    pub(crate) fn legacy(device: &Device) -> Result<Self, cuvmm_driver::Error> {
-        let primary = PrimaryContext::retain(device)?;
-        let (driver, context) = (device.driver().clone(), primary.as_raw());
-        let keep = Keep::Context(primary);
-        Ok(Self { inner: Arc::new(Inner { driver, stream: CUstream::LEGACY, context, keep }) })
+    /// The legacy default stream of a device's primary context.
+    pub(crate) fn legacy_of(primary: PrimaryContext) -> Self {
+        let (driver, context) = (primary.device().driver().clone(), primary.as_raw());
+        Self { inner: Arc::new(Inner { driver, stream: CUstream::LEGACY, context, keep: Keep::Context(primary) }) }
     }
 
     /// # Safety
@@ -195,6 +194,18 @@ impl StreamRef {
         Ok(session.synchronize()?)
     }
 
+    /// Lets go of this share, as dropping it does, and says how giving back a share of a context went.
+    pub(crate) fn end(self) -> Result<(), cuvmm_driver::Error> {
+        let Some(mut inner) = Arc::into_inner(self.inner) else { return Ok(()) };
+        if !matches!(inner.keep, Keep::Context(_)) {
+            return Ok(());
+        }
+        match std::mem::replace(&mut inner.keep, Keep::Promise) {
+            Keep::Context(primary) => primary.release(),
+            _ => Ok(()),
+        }
+    }
+
     /// The stream and its context, for a [`Session`].
     pub(crate) fn target(&self) -> Target<'_> {
         // SAFETY: the stream is alive while `self` is; its context was asked of the driver and lives as long.
@@ -220,12 +231,20 @@ impl std::fmt::Debug for StreamRef {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !matches!(self.keep, Keep::Ours(_)) || !self.driver.may_drop("a stream is kept") {
+        if !matches!(self.keep, Keep::Ours(_) | Keep::Context(_)) || self.driver.is_forked() {
             return;
         }
-        // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
-        if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
-            self.driver.strand(StrandedKind::Other, &error, "a stream was not destroyed");
+        if matches!(self.driver.is_in_host_function(), Ok(true)) {
+            // What no call can be made for here is somebody else's to end.
+            let keep = std::mem::replace(&mut self.keep, Keep::Promise);
+            let (driver, stream, context) = (self.driver.clone(), self.stream, self.context);
+            return reaper::hand_over_stream(StreamRef { inner: Arc::new(Self { driver, stream, context, keep }) });
+        }
+        if let Keep::Ours(_) = self.keep {
+            // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
+            if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
+                self.driver.strand(StrandedKind::Other, &error, "a stream was not destroyed");
+            }
         }
     }
 }

@@ -1,0 +1,58 @@
+//! What a resource's buffers left behind when they went, and waiting for its end.
+
+use std::time::Instant;
+
+use crate::error::Error;
+use crate::reaper;
+use crate::resource::VirtualMemoryResource;
+
+impl VirtualMemoryResource {
+    /// How many of its buffers are gone, but for what they hold: those that were dropped or closed without waiting, and those
+    /// whose memory a graph gave back. Each goes once the work that it waits for is over. Makes no call.
+    pub fn pending(&self) -> usize {
+        self.counts().pending()
+    }
+
+    /// Waits until none is [pending](Self::pending) any more. Other threads may drop buffers meanwhile: those are waited for
+    /// too. It makes no call itself.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// let resource = VirtualMemoryResource::new(&device, Options::new().on_drop(OnDrop::Defer))?;
+    /// for _ in 0..10 {
+    ///     drop(resource.allocate(2 << 20)?);
+    /// }
+    /// resource.drain(Instant::now() + Duration::from_secs(10))?;
+    /// assert_eq!(simulator.physical_bytes(0), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StillPending`] at the deadline, and at once where the process exits; [`Error::Forked`]. What failed by then
+    /// was counted and reported as after a drop.
+    pub fn drain(&self, deadline: Instant) -> Result<(), Error> {
+        if self.device().driver().is_forked() {
+            return Err(Error::Forked);
+        }
+        let is_drained = || self.pending() == 0;
+        if is_drained() || reaper::wait_until(deadline, is_drained) {
+            return Ok(());
+        }
+        Err(Error::StillPending { buffers: self.pending() })
+    }
+
+    /// Lets go of this resource, as dropping it does, and waits until nothing is pending any more: for the end of a program,
+    /// or before memory is counted. Dropping it waits for nothing. Its buffers, and other clones of it, live on.
+    ///
+    /// # Errors
+    /// As [`drain`](Self::drain). What is pending goes later.
+    pub fn close(self, deadline: Instant) -> Result<(), Error> {
+        self.drain(deadline)
+    }
+}

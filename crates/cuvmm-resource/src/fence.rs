@@ -1,0 +1,188 @@
+//! [`Fence`]: work on some stream that the end of a buffer comes after.
+//!
+//! # Safety
+//! A fence's event is alive until the fence is dropped. It is of its stream's context, which lives as long as the
+//! stream, which the fence shares.
+#![allow(unsafe_code)]
+
+use cuvmm_driver::sys::CUevent;
+use cuvmm_driver::{Driver, StrandedKind};
+
+use crate::capture::{Session, is_capture_code, is_over};
+use crate::error::Error;
+use crate::settle::{Noted, Unsettled};
+use crate::stream::StreamRef;
+
+/// Work on some stream that is waited for.
+#[derive(Debug)]
+pub(crate) struct Fence {
+    stream: StreamRef,
+    /// Recorded behind the work; none: the whole stream is waited for.
+    event: Option<CUevent>,
+}
+
+impl Fence {
+    /// All that is queued on a stream by the time that it is waited for.
+    pub(crate) fn whole(stream: StreamRef) -> Self {
+        Self { stream, event: None }
+    }
+
+    pub(crate) fn stream(&self) -> &StreamRef {
+        &self.stream
+    }
+
+    /// Whether all of the stream is waited for, as long as no event is recorded.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.event.is_none()
+    }
+
+    /// Makes it all of the stream again: of two fences on one, this covers both.
+    pub(crate) fn widen(&mut self) {
+        if let Some(event) = self.event.take() {
+            // A failure was counted and reported.
+            let _ = destroy(self.stream.driver(), event);
+        }
+    }
+
+    /// Records its event, or one that is made for it, behind all work queued so far. Where that fails it is as it was.
+    pub(crate) fn record(&mut self, session: &Session<'_>) -> Result<(), cuvmm_driver::Error> {
+        let event = self.event.map_or_else(|| session.create_event(), Ok)?;
+        // SAFETY: the event is this fence's, or was made just now, in this stream's context.
+        let recorded = unsafe { session.record(event) };
+        if recorded.is_ok() {
+            self.event = Some(event);
+        } else if self.event.is_none() {
+            // A failure was counted and reported.
+            let _ = destroy(self.stream.driver(), event);
+        }
+        recorded
+    }
+
+    /// Asks whether a capture began before the record. It would have the event, and a wait for that could never end well:
+    /// then, and where that is not known, all of the stream is waited for instead.
+    pub(crate) fn confirm(&mut self, session: &Session<'_>) -> Result<(), Error> {
+        let is_captured = session.is_capturing();
+        if !matches!(is_captured, Ok(false)) {
+            self.widen();
+        }
+        if is_captured? { Err(Error::StreamCapturing) } else { Ok(()) }
+    }
+
+    /// Whether the work is over for sure.
+    pub(crate) fn is_finished(&self) -> bool {
+        let Some(event) = self.event else { return false };
+        let (session, entered) = Session::enter(self.stream.target());
+        // SAFETY: the event is this fence's, of this stream's context.
+        entered.is_ok() && matches!(unsafe { session.query_event(event) }, Ok(true))
+    }
+
+    /// Refuses where the whole of a stream is waited for that is capturing. Waits for nothing.
+    pub(crate) fn require_no_capture(&self, noted: &mut Noted) -> Result<(), Unsettled> {
+        if self.event.is_some() {
+            return Ok(());
+        }
+        let (session, entered) = Session::enter(self.stream.target());
+        noted.note(entered);
+        if session.is_gone() || session.is_lost() {
+            return Ok(());
+        }
+        match session.is_capturing() {
+            Ok(true) => return Err(Unsettled::Refused(Error::StreamCapturing)),
+            asked => noted.note(asked.map(drop)),
+        }
+        noted.note(session.leave());
+        Ok(())
+    }
+
+    /// Waits. Refused where the work may still be running.
+    pub(crate) fn wait(&self, noted: &mut Noted) -> Result<(), Unsettled> {
+        let waited = attend(&self.stream, self.is_whole(), noted, |session, _| {
+            match self.event {
+                // SAFETY: the event is this fence's, of this stream's context.
+                Some(event) => unsafe { session.synchronize_event(event) },
+                None => session.synchronize(),
+            }?;
+            Ok(true)
+        });
+        waited.map(drop)
+    }
+
+    /// Asks whether the work is over, and waits for nothing. Refused as [`wait`](Self::wait) is.
+    ///
+    /// A capture may begin at any time on a stream that somebody else has. A record there does no harm to it, and is found
+    /// out; a query of the stream itself would be its end.
+    pub(crate) fn poll(&mut self, noted: &mut Noted) -> Result<bool, Unsettled> {
+        let stream = self.stream.clone();
+        attend(&stream, self.is_whole(), noted, |session, noted| {
+            if self.event.is_none() {
+                match session.is_capturing() {
+                    Ok(true) => return Err(Error::StreamCapturing),
+                    asked => noted.note(asked.map(drop)),
+                }
+                self.record(session)?;
+                self.confirm(session)?;
+            }
+            match self.event {
+                // SAFETY: the event is this fence's, of this stream's context.
+                Some(event) => Ok(unsafe { session.query_event(event) }?),
+                None => Ok(false),
+            }
+        })
+    }
+
+    /// Destroys the event, and lets go of the stream, as dropping this does, and returns the error that dropping would only
+    /// report.
+    pub(crate) fn end(mut self) -> Result<(), cuvmm_driver::Error> {
+        let destroyed = self.event.take().map_or(Ok(()), |event| destroy(self.stream.driver(), event));
+        let stream = self.stream.clone();
+        drop(self);
+        destroyed.and(stream.end())
+    }
+}
+
+/// Does a wait or a question in a stream's context, and says whether the work is over: also where that failed with a code
+/// that says so. After any other failure it may still be running.
+fn attend(
+    stream: &StreamRef,
+    is_whole: bool,
+    noted: &mut Noted,
+    work: impl FnOnce(&Session<'_>, &mut Noted) -> Result<bool, Error>,
+) -> Result<bool, Unsettled> {
+    let (session, entered) = Session::enter(stream.target());
+    let is_unreachable = session.is_gone() || is_whole && session.is_lost();
+    noted.note(entered.clone());
+    let found = match entered {
+        Err(error) if is_unreachable => Err(error.into()),
+        _ => work(&session, noted),
+    };
+    let is_over = match found {
+        Ok(is_over) => is_over,
+        Err(Error::Driver(error)) if !is_capture_code(error.code()) => {
+            if !session.is_gone() && !is_over(error.code()) {
+                return Err(noted.refused(error));
+            }
+            noted.note(Err(error));
+            true
+        }
+        Err(_) => return Err(Unsettled::Refused(Error::StreamCapturing)),
+    };
+    noted.note(session.leave());
+    Ok(is_over)
+}
+
+fn destroy(driver: &Driver, event: CUevent) -> Result<(), cuvmm_driver::Error> {
+    // SAFETY: the event was taken out of its fence, so this is the only time; it need not have completed.
+    let result = unsafe { driver.event_destroy(event) };
+    result.inspect_err(|error| driver.strand(StrandedKind::Other, error, "an event was not destroyed"))
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take()
+            && self.stream.driver().may_drop("an event is kept")
+        {
+            // A failure was counted and reported.
+            let _ = destroy(self.stream.driver(), event);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The reaper: a thread that lets go of what nobody waits for.
+//!
+//! There is one a process. It is started when it is first handed something, and asleep when it has nothing: then it makes
+//! no call. What it has it looks at again and again, with pauses, and waits for none of it, so that nothing is held up by
+//! another. It holds no lock while a call is made or anybody else's code runs, so that whoever hands something over waits
+//! for nothing: also a host function of the driver's, and a destructor.
+//!
+//! When the process exits it stops before the driver's own end comes: what is left then the system gives back.
+//!
+//! # Safety
+//! [`CURRENT`] is null or a reaper that is never freed. What runs at the exit does not unwind.
+#![cfg_attr(not(cuvmm_shuttle), allow(unsafe_code))]
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::retired::Retired;
+use crate::settle::Pauses;
+use crate::stream::StreamRef;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, thread, wait_for};
+use crate::watch::TARGET;
+
+/// Leaves the memory of a buffer to the reaper. Makes no call of the driver.
+pub(crate) fn hand_over(retired: Retired) {
+    process::reaper().push(|queue| queue.retired.push(retired));
+}
+
+/// Leaves the last share of a stream to the reaper, where no call can be made to end it. Makes none.
+pub(crate) fn hand_over_stream(stream: StreamRef) {
+    process::reaper().push(|queue| queue.streams.push(stream));
+}
+
+/// Waits until something holds that the reaper sees to, or until the deadline. Whether it holds.
+pub(crate) fn wait_until(deadline: Instant, holds: impl Fn() -> bool) -> bool {
+    process::reaper().wait_until(deadline, holds)
+}
+
+thread_local! {
+    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is the reaper, which is to wait for nothing.
+pub(crate) fn is_here() -> bool {
+    IS_HERE.get()
+}
+
+struct Reaper {
+    queue: Mutex<Queue>,
+    /// Something was handed over.
+    arrived: Condvar,
+    /// A call has ended.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    retired: Vec<Retired>,
+    streams: Vec<StreamRef>,
+    /// Whether there is a thread, or will be.
+    is_served: bool,
+    /// Whether it is making calls.
+    is_busy: bool,
+    /// Whether the process exits, and no call is to be made any more.
+    is_closed: bool,
+}
+
+impl Reaper {
+    fn new() -> Self {
+        Self { queue: Mutex::default(), arrived: Condvar::new(), ended: Condvar::new() }
+    }
+
+    /// Held for a moment each time.
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&'static self, add: impl FnOnce(&mut Queue)) {
+        add(&mut self.lock());
+        self.arrived.notify_one();
+        self.start();
+    }
+
+    /// Starts the thread where there is none. Where that fails, it is tried again the next time.
+    fn start(&'static self) {
+        let mut queue = self.lock();
+        if queue.is_closed || std::mem::replace(&mut queue.is_served, true) {
+            return;
+        }
+        drop(queue);
+        process::stop_at_exit();
+        if let Err(error) = thread::Builder::new().name("cuvmm-reaper".to_owned()).spawn(|| self.serve()) {
+            self.lock().is_served = false;
+            tracing::error!(target: TARGET, %error, "no thread can be had that lets go of dropped buffers");
+        }
+    }
+
+    fn wait_until(&'static self, deadline: Instant, holds: impl Fn() -> bool) -> bool {
+        self.start();
+        let mut queue = self.lock();
+        while !holds() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || queue.is_closed {
+                return false;
+            }
+            queue = wait_for(&self.ended, &self.queue, queue, left);
+        }
+        true
+    }
+
+    /// What its thread does.
+    fn serve(&self) {
+        IS_HERE.set(true);
+        let mut known = BTreeMap::new();
+        let mut pauses = Pauses::new();
+        let mut took = Duration::ZERO;
+        loop {
+            if !known.is_empty() {
+                // No more than half of the time is spent on questions.
+                thread::sleep(pauses.next().max(took));
+            }
+            let Some((retired, streams)) = self.take(known.is_empty()) else { break };
+            let begin = Instant::now();
+            if !streams.is_empty() {
+                self.attend(|| drop(streams));
+            }
+            for retired in retired {
+                self.attend(|| admit(&mut known, retired));
+                pauses = Pauses::new();
+            }
+            let before = known.len();
+            let step = |(key, retired): (usize, Retired)| Some((key, self.attend(|| retired.step())??));
+            known = known.into_iter().filter_map(step).collect();
+            if known.len() < before {
+                pauses = Pauses::new();
+            }
+            took = begin.elapsed();
+        }
+        std::mem::forget(known);
+    }
+
+    /// What was handed over since, waiting for something where there is nothing else to do. None where the process exits.
+    fn take(&self, is_idle: bool) -> Option<(Vec<Retired>, Vec<StreamRef>)> {
+        let mut queue = self.lock();
+        while is_idle && !queue.is_closed && queue.retired.is_empty() && queue.streams.is_empty() {
+            queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        (!queue.is_closed).then(|| (std::mem::take(&mut queue.retired), std::mem::take(&mut queue.streams)))
+    }
+
+    /// Does a piece of work that makes calls, unless the process exits. None also where it panicked: the owner of a stream
+    /// and a subscriber are anybody's code.
+    fn attend<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let mut queue = self.lock();
+        if queue.is_closed {
+            std::mem::forget(work);
+            return None;
+        }
+        queue.is_busy = true;
+        drop(queue);
+        let done = catch_unwind(AssertUnwindSafe(work));
+        self.lock().is_busy = false;
+        self.ended.notify_all();
+        // So may be what was panicked with.
+        done.map_err(std::mem::forget).ok()
+    }
+
+    /// Has no call made any more, and waits for one that is being made, for a while.
+    #[cfg(not(cuvmm_shuttle))]
+    fn close(&self) {
+        /// A call of the driver's that takes longer than this hangs.
+        const LAST_CALL: Duration = Duration::from_secs(1);
+        let deadline = Instant::now() + LAST_CALL;
+        let mut queue = self.lock();
+        queue.is_closed = true;
+        while queue.is_busy && !is_here() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            queue = wait_for(&self.ended, &self.queue, queue, left);
+        }
+    }
+}
+
+/// Adds it to those that are looked at; where one of the same memory is among them, to that one.
+fn admit(known: &mut BTreeMap<usize, Retired>, mut retired: Retired) {
+    // What can't be found out now is asked again.
+    let _ = retired.begin();
+    match known.entry(retired.key()) {
+        Entry::Occupied(mut same) => same.get_mut().merge(retired),
+        Entry::Vacant(place) => {
+            place.insert(retired);
+        }
+    }
+}
+
+/// The reaper of this process, and the end of that.
+#[cfg(not(cuvmm_shuttle))]
+mod process {
+    use std::ffi::c_int;
+    use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+    use cuvmm_driver::process_id;
+
+    use super::Reaper;
+
+    struct Current {
+        process: u32,
+        reaper: Reaper,
+    }
+
+    /// Null before it is first needed.
+    static CURRENT: AtomicPtr<Current> = AtomicPtr::new(std::ptr::null_mut());
+
+    /// One that was made in this process. A forked child has another than its parent: it has none of that one's threads, and
+    /// may have found its lock held for ever.
+    fn current() -> Result<&'static Reaper, *mut Current> {
+        let known = CURRENT.load(Ordering::Acquire);
+        // SAFETY: it is null, or a value that is never freed.
+        let current = unsafe { known.as_ref() }.filter(|current| current.process == process_id());
+        current.map(|current| &current.reaper).ok_or(known)
+    }
+
+    pub(super) fn reaper() -> &'static Reaper {
+        loop {
+            match current() {
+                Ok(reaper) => return reaper,
+                Err(known) => {
+                    let made = Box::into_raw(Box::new(Current { process: process_id(), reaper: Reaper::new() }));
+                    if CURRENT.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                        // SAFETY: it was made just now, and another thread was first: nobody knows of it.
+                        drop(unsafe { Box::from_raw(made) });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The driver's own end was to come when it was loaded, before the reaper had anything of it: so this comes first.
+    pub(super) fn stop_at_exit() {
+        static IS_KNOWN: AtomicBool = AtomicBool::new(false);
+        if !IS_KNOWN.swap(true, Ordering::Relaxed) {
+            // SAFETY: the function is there as long as this code is. Where there is no room for it, nothing stops.
+            let _ = unsafe { atexit(stop) };
+        }
+    }
+
+    extern "C" fn stop() {
+        if let Ok(reaper) = current() {
+            reaper.close();
+        }
+    }
+
+    unsafe extern "C" {
+        fn atexit(function: extern "C" fn()) -> c_int;
+    }
+}
+
+/// The reaper of one execution of a model.
+#[cfg(cuvmm_shuttle)]
+mod process {
+    use super::Reaper;
+
+    cuvmm_handles::sync::lazy_static! {
+        static ref REAPER: Reaper = Reaper::new();
+    }
+
+    pub(super) fn reaper() -> &'static Reaper {
+        &REAPER
+    }
+
+    pub(super) fn stop_at_exit() {}
+}

@@ -1,0 +1,169 @@
+//! [`Retired`]: the memory of buffers that are gone, until nothing uses it any more.
+
+use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
+use cuvmm_handles::Reservation;
+
+use crate::error::Error;
+use crate::fence::Fence;
+use crate::range::Range;
+use crate::release::{Order, Release};
+use crate::resource::VirtualMemoryResource;
+use crate::settle::{Noted, Unsettled, poll, release_fence};
+use crate::statistics::Counts;
+use crate::sync::Arc;
+use crate::watch::{TARGET, watch};
+
+/// How often it may fail to be found out whether the work is over before the memory is given up.
+const TRIES: u32 = 8;
+
+/// The memory of a buffer that is gone, or of several that had the same, with all that it waits for. It holds the driver,
+/// and of the resource the numbers.
+///
+/// Dropped before its work is known to be over, for whatever reason, it is stranded: memory that may be in use is never
+/// unmapped.
+pub(crate) struct Retired {
+    /// The buffer's share of its resource, to be let go of where calls may be made. Nothing else of that is held.
+    parting: Option<VirtualMemoryResource>,
+    driver: Driver,
+    /// The device whose default stream is meant where none is named.
+    by_default: Option<Device>,
+    counts: Arc<Counts>,
+    /// How many buffers it was of.
+    buffers: usize,
+    range: Range,
+    /// The addresses of a buffer that has no memory.
+    reserved: Option<Arc<Reservation>>,
+    /// The release stream, until there is a fence for it.
+    release: Release,
+    fences: Vec<Fence>,
+    noted: Noted,
+    failures: u32,
+    /// Why it is given up.
+    refused: Option<Error>,
+}
+
+impl Retired {
+    /// What a buffer of that resource had, and waits for. It counts as pending from now on.
+    pub(crate) fn new(
+        resource: &VirtualMemoryResource,
+        range: Range,
+        reserved: Option<Arc<Reservation>>,
+        order: Order,
+    ) -> Self {
+        let counts = Arc::clone(resource.counts());
+        counts.add_pending();
+        Self {
+            parting: Some(resource.clone()),
+            driver: resource.device().driver().clone(),
+            by_default: resource.by_default().cloned(),
+            counts,
+            buffers: 1,
+            range,
+            reserved,
+            release: order.release,
+            fences: order.fences,
+            noted: Noted::default(),
+            failures: 0,
+            refused: None,
+        }
+    }
+
+    /// Whether no driver is there any more that it could be let go of by: it is another process's, or shut down.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.driver.is_forked() || self.noted.get().is_some_and(cuvmm_driver::Error::is_shut_down)
+    }
+
+    /// A number that it shares with another of the same memory, and with nothing else as long as it is there.
+    pub(crate) fn key(&self) -> usize {
+        let reserved = || self.reserved.as_deref().map_or(0, |reserved| std::ptr::from_ref(reserved).addr());
+        self.range.key().unwrap_or_else(reserved)
+    }
+
+    /// Takes on what another one of the same memory waits for. Of a stream that both wait for, what is queued by now is
+    /// waited for once.
+    pub(crate) fn merge(&mut self, mut other: Self) {
+        self.buffers += std::mem::take(&mut other.buffers);
+        for fence in std::mem::take(&mut other.fences) {
+            match self.fences.iter_mut().find(|known| known.stream() == fence.stream()) {
+                Some(known) => known.widen(),
+                None => self.fences.push(fence),
+            }
+        }
+        if let Some(error) = other.noted.get() {
+            self.noted.note(Err(error.clone()));
+        }
+        if let Release::DefaultStream | Release::Stream(_) = &other.release {
+            self.release = std::mem::replace(&mut other.release, Release::Caller);
+        }
+        // All that it has is shared with this one: no call is made.
+        (other.range, other.reserved) = (Range::default(), None);
+    }
+
+    /// Looks up what there is to wait for, as far as that can be told: then nothing but fences is left of it.
+    pub(crate) fn begin(&mut self) -> Result<(), Unsettled> {
+        drop(self.parting.take());
+        let fence = release_fence(&self.release, self.by_default.as_ref(), &mut self.noted)?;
+        self.release = Release::Caller;
+        self.fences.extend(fence);
+        Ok(())
+    }
+
+    /// Lets go of the memory if its work is over, and gives it up if that can't be found out. Otherwise it is given back.
+    pub(crate) fn step(mut self) -> Option<Self> {
+        let polled = self.begin().and_then(|()| poll(&mut self.fences, &mut self.noted));
+        match polled {
+            _ if self.is_lost() => {}
+            Ok(true) => self.let_go(),
+            Ok(false) | Err(Unsettled::Refused(Error::StreamCapturing)) => return Some(self),
+            Err(Unsettled::Refused(error) | Unsettled::Failed(error)) => {
+                self.failures += 1;
+                if self.failures < TRIES {
+                    return Some(self);
+                }
+                self.refused = Some(error);
+            }
+        }
+        None
+    }
+
+    fn let_go(mut self) {
+        let address = self.address();
+        if let Some(error) = self.noted.get().filter(|error| error.code() != Some(CUresult::CONTEXT_IS_DESTROYED)) {
+            tracing::error!(target: TARGET, %error, %address, "work on a dropped buffer failed");
+        }
+        let (size, chunks) = (self.range.end(), self.range.count());
+        let span = tracing::debug_span!(target: TARGET, "release", %address, size, chunks, deferred = true);
+        // What fails here the handles count and report.
+        let _ = watch("release", span, || -> Result<(), Error> {
+            let closed = std::mem::take(&mut self.range).close();
+            let freed = self.reserved.take().and_then(Arc::into_inner).map_or(Ok(()), Reservation::close);
+            Ok(closed.and(freed)?)
+        });
+    }
+
+    fn address(&self) -> CUdeviceptr {
+        self.reserved.as_ref().map_or(self.range.base(), |reserved| reserved.address())
+    }
+}
+
+impl Drop for Retired {
+    fn drop(&mut self) {
+        let has_memory = !self.range.is_empty() || self.reserved.is_some();
+        let (address, size) = (self.address(), self.range.end());
+        std::mem::forget((std::mem::take(&mut self.range), self.reserved.take()));
+        if self.is_lost() {
+            // The driver is gone, and gave back everything.
+            std::mem::forget((std::mem::take(&mut self.fences), self.parting.take()));
+        } else if has_memory {
+            self.driver.stranded().add(StrandedKind::Buffer);
+            self.counts.add_stranded();
+            // A subscriber may be what panicked.
+            if !std::thread::panicking() {
+                let error = self.refused.as_ref().map(tracing::field::display);
+                tracing::error!(target: TARGET, error, %address, size, "stranded a dropped buffer");
+            }
+        }
+        self.counts.remove_pending(self.buffers);
+    }
+}
