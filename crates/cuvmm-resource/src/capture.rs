@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use cuvmm_driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use cuvmm_driver::sys::{CUcontext, CUevent, CUgraph, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use cuvmm_driver::{CUresult, Driver, Error, StrandedKind};
 use cuvmm_handles::PrimaryContext;
 
@@ -107,6 +107,16 @@ impl<'a> Session<'a> {
         match unsafe { self.target.driver.stream_is_capturing(self.target.stream) } {
             Ok(status) => Ok(status != CUstreamCaptureStatus::NONE),
             Err(error) if is_capture_code(error.code()) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The graph that the stream captures into; none where it does not, or where that can't end well any more.
+    pub(crate) fn captured_graph(&self) -> Result<Option<CUgraph>, Error> {
+        // SAFETY: the target's stream is alive.
+        match unsafe { self.target.driver.stream_get_capture_info(self.target.stream) } {
+            Ok(info) => Ok((info.status == CUstreamCaptureStatus::ACTIVE).then_some(info.graph)),
+            Err(error) if is_capture_code(error.code()) => Ok(None),
             Err(error) => Err(error),
         }
     }

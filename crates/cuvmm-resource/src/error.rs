@@ -230,6 +230,9 @@ pub enum Error {
     /// a copy or a fill, that is in the graph or was done; it is to be done again.
     #[error("the stream is capturing")]
     StreamCapturing,
+    /// The stream is not capturing a graph, or its capture was lost and can't end well any more.
+    #[error("the stream is not capturing")]
+    NotCapturing,
     /// The work that is waited for was not over by the deadline. Nothing was released.
     #[error("the work was not over by the deadline")]
     DeadlinePassed,

@@ -9,6 +9,7 @@ mod drain;
 mod error;
 mod fence;
 mod foreign;
+mod graph;
 mod grow;
 mod growth;
 mod host;

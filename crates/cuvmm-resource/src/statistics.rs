@@ -53,6 +53,9 @@ pub struct Statistics {
     pub buffers: usize,
     /// Buffers that are gone, but for what they hold: it goes once their work is over.
     pub pending: usize,
+    /// Shares of its buffers' memory that graphs have, one for each time that a graph was given one. Drivers tell some time
+    /// after the last of what has it is gone; what was a graph's is pending then, in this order.
+    pub in_graphs: usize,
     /// Buffers that were not made from another: allocated, imported or taken over.
     pub allocations: usize,
     /// Grows that found the memory there already.
@@ -72,6 +75,7 @@ pub struct Statistics {
 pub(crate) struct Counts {
     buffers: AtomicUsize,
     pending: AtomicUsize,
+    in_graphs: AtomicUsize,
     /// Buffers that were kept as a whole.
     stranded: AtomicUsize,
     allocations: AtomicUsize,
@@ -85,6 +89,8 @@ pub(crate) struct Counts {
 impl Counts {
     pub(crate) fn statistics(&self, usage: &Usage) -> Statistics {
         let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        // Read before what is pending.
+        let in_graphs = self.in_graphs.load(Ordering::Acquire);
         Statistics {
             reserved: usage.reserved(),
             mapped: usage.mapped(),
@@ -95,6 +101,7 @@ impl Counts {
             stranded: usage.stranded() + read(&self.stranded),
             buffers: read(&self.buffers),
             pending: self.pending(),
+            in_graphs,
             allocations: read(&self.allocations),
             grows_covered: read(&self.covered),
             grows_in_place: read(&self.in_place),
@@ -124,6 +131,15 @@ impl Counts {
     /// What they held was let go of before, or is stranded: whoever reads the number sees that.
     pub(crate) fn remove_pending(&self, buffers: usize) {
         self.pending.fetch_sub(buffers, Ordering::Release);
+    }
+
+    pub(crate) fn add_in_graph(&self) {
+        add_one(&self.in_graphs);
+    }
+
+    /// What is pending by then is seen by whoever reads the number.
+    pub(crate) fn remove_in_graph(&self) {
+        self.in_graphs.fetch_sub(1, Ordering::Release);
     }
 
     pub(crate) fn add_stranded(&self) {

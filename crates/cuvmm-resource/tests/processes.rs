@@ -83,6 +83,25 @@ fn a_forked_child_drops_buffers_streams_and_resources_without_a_call() {
     assert_eq!(simulator.violations(), []);
 }
 
+#[test]
+fn a_forked_child_gives_nothing_to_graphs() {
+    let (simulator, count) = (Simulator::new(Machine::small()), Count::default());
+    let driver = Driver::new(Hooked::new(simulator.clone(), count.clone())).unwrap();
+    let device = driver.device(0).unwrap();
+    let buffer = VirtualMemoryResource::new(&device, Options::new()).unwrap().allocate(G).unwrap();
+    let (stream, graph) = (StreamRef::create(&device).unwrap(), driver.graph_create().unwrap());
+    let before = count.0.load(Ordering::Relaxed);
+    let code = in_child(|| {
+        // SAFETY: the graph is this thread's.
+        let by_name = unsafe { buffer.retain_in_graph(graph) };
+        // SAFETY: nothing captures.
+        let captured = unsafe { buffer.retain_in_capture(&stream) };
+        let quiet = count.0.load(Ordering::Relaxed) == before;
+        if quiet && [by_name, captured] == [Err(Error::Forked), Err(Error::Forked)] { 42 } else { 1 }
+    });
+    assert_eq!(code, Some(42));
+}
+
 const ROLE: &str = "CUVMM_RESOURCE_END_WITH";
 static KEPT: Mutex<Vec<VirtualMemoryBuffer>> = Mutex::new(Vec::new());
 static AT_EXIT: Mutex<Vec<VirtualMemoryBuffer>> = Mutex::new(Vec::new());

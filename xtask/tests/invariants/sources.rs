@@ -15,8 +15,15 @@ const LONG: &[(&str, &str)] = &[];
 const DELIVERY_WORDS: &[&str] = &["wave", "phase", "v2"];
 
 /// Calls that can kill a capture of another thread, unless they are made as capture.rs makes them.
-const CAPTURE_CALLS: &[&str] =
-    &["stream_synchronize", "event_synchronize", "stream_query", "event_query", "event_record", "stream_is_capturing"];
+const CAPTURE_CALLS: &[&str] = &[
+    "stream_synchronize",
+    "event_synchronize",
+    "stream_query",
+    "event_query",
+    "event_record",
+    "stream_is_capturing",
+    "stream_get_capture_info",
+];
 const CAPTURE_FILE: &str = "crates/cuvmm-resource/src/capture.rs";
 const CAPTURE_FOLDERS: &[&str] =
     &["crates/cuvmm-handles/src/", "crates/cuvmm-resource/src/", "crates/cuvmm-ipc/src/", "crates/cuvmm/src/"];
