@@ -208,6 +208,7 @@ impl VirtualMemoryBuffer {
     pub(crate) fn retire(&mut self) {
         let order = std::mem::take(self.order.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.size = 0;
+        self.resource.end_without_call();
         let range = std::mem::take(&mut self.range);
         reaper::hand_over(Retired::new(&self.resource, range, self.reserved.take(), order));
     }

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use cuvmm_driver::sys::CUevent;
-use cuvmm_driver::{Driver, StrandedKind};
+use cuvmm_driver::{CUresult, Call, Driver, StrandedKind};
 
 use crate::capture::{Session, is_capture_code, is_over};
 use crate::error::Error;
@@ -96,7 +96,8 @@ impl Fence {
 
     /// Waits. Refused where the work may still be running.
     pub(crate) fn wait(&self, noted: &mut Noted) -> Result<(), Unsettled> {
-        let waited = attend(&self.stream, self.is_whole(), noted, |session, _| {
+        let can = |session: &Session<'_>| !(self.is_whole() && session.is_lost());
+        let waited = attend(&self.stream, noted, can, |session, _| {
             match self.event {
                 // SAFETY: the event is this fence's, of this stream's context.
                 Some(event) => unsafe { session.synchronize_event(event) },
@@ -113,21 +114,26 @@ impl Fence {
     /// out; a query of the stream itself would be its end.
     pub(crate) fn poll(&mut self, noted: &mut Noted) -> Result<bool, Unsettled> {
         let stream = self.stream.clone();
-        attend(&stream, self.is_whole(), noted, |session, noted| {
-            if self.event.is_none() {
-                match session.is_capturing() {
-                    Ok(true) => return Err(Error::StreamCapturing),
-                    asked => noted.note(asked.map(drop)),
+        attend(
+            &stream,
+            noted,
+            |_| false,
+            |session, noted| {
+                if self.event.is_none() {
+                    match session.is_capturing() {
+                        Ok(true) => return Err(Error::StreamCapturing),
+                        asked => noted.note(asked.map(drop)),
+                    }
+                    self.record(session)?;
+                    self.confirm(session)?;
                 }
-                self.record(session)?;
-                self.confirm(session)?;
-            }
-            match self.event {
-                // SAFETY: the event is this fence's, of this stream's context.
-                Some(event) => Ok(unsafe { session.query_event(event) }?),
-                None => Ok(false),
-            }
-        })
+                match self.event {
+                    // SAFETY: the event is this fence's, of this stream's context.
+                    Some(event) => Ok(unsafe { session.query_event(event) }?),
+                    None => Ok(false),
+                }
+            },
+        )
     }
 
     /// Destroys the event, and lets go of the stream, as dropping this does, and returns the error that dropping would only
@@ -141,33 +147,45 @@ impl Fence {
 }
 
 /// Does a wait or a question in a stream's context, and says whether the work is over: also where that failed with a code
-/// that says so. After any other failure it may still be running.
+/// that says so, or the context is gone. After any other failure it may still be running.
+///
+/// Where the context could not be entered, a wait is made all the same, if it `can` be: the work is not to be pulled away from
+/// for want of that.
 fn attend(
     stream: &StreamRef,
-    is_whole: bool,
     noted: &mut Noted,
+    can: impl FnOnce(&Session<'_>) -> bool,
     work: impl FnOnce(&Session<'_>, &mut Noted) -> Result<bool, Error>,
 ) -> Result<bool, Unsettled> {
     let (session, entered) = Session::enter(stream.target());
-    let is_unreachable = session.is_gone() || is_whole && session.is_lost();
-    noted.note(entered.clone());
-    let found = match entered {
-        Err(error) if is_unreachable => Err(error.into()),
-        _ => work(&session, noted),
-    };
-    let is_over = match found {
+    if let Err(error) = &entered
+        && !session.is_gone()
+        && !can(&session)
+    {
+        return Err(noted.refused(error.clone()));
+    }
+    noted.note(entered);
+    let is_over = match if session.is_gone() { Ok(true) } else { work(&session, noted) } {
         Ok(is_over) => is_over,
-        Err(Error::Driver(error)) if !is_capture_code(error.code()) => {
-            if !session.is_gone() && !is_over(error.code()) {
-                return Err(noted.refused(error));
-            }
+        Err(Error::Driver(error)) if is_capture_code(error.code()) => {
+            return Err(Unsettled::Refused(Error::StreamCapturing));
+        }
+        Err(Error::Driver(error)) if tells_of_end(&error) => {
             noted.note(Err(error));
             true
         }
-        Err(_) => return Err(Unsettled::Refused(Error::StreamCapturing)),
+        Err(Error::Driver(error)) => return Err(noted.refused(error)),
+        Err(error) => return Err(Unsettled::Refused(error)),
     };
     noted.note(session.leave());
     Ok(is_over)
+}
+
+/// Whether a failure says that the work is over. That no event can be made for want of a context says nothing of it.
+fn tells_of_end(error: &cuvmm_driver::Error) -> bool {
+    let is_of_event = error.call() == Some(Call::cuEventCreate)
+        && matches!(error.code(), Some(CUresult::INVALID_CONTEXT | CUresult::INVALID_HANDLE));
+    is_over(error.code()) && !is_of_event
 }
 
 fn destroy(driver: &Driver, event: CUevent) -> Result<(), cuvmm_driver::Error> {

@@ -1,5 +1,7 @@
 //! [`VirtualMemoryResource`]: makes buffers of one kind of memory.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{CUresult, Device};
 use cuvmm_handles::{Allocation, GranularSize, Granularity, Reservation};
@@ -10,7 +12,8 @@ use crate::kind::{HandleKind, Location};
 use crate::memory::{Memory, Want};
 use crate::options::Options;
 use crate::range::Range;
-use crate::release::Order;
+use crate::reaper;
+use crate::release::{OnDrop, Order, Release};
 use crate::settle::Unsettled;
 use crate::statistics::{Counts, Statistics};
 use crate::stream::StreamRef;
@@ -54,6 +57,8 @@ struct Inner {
     stream: Mutex<Option<StreamRef>>,
     /// Shared with what is left of its buffers.
     counts: Arc<Counts>,
+    /// Whether a buffer went where no call was to be made: what goes with it makes none either.
+    makes_no_call: AtomicBool,
 }
 
 impl VirtualMemoryResource {
@@ -70,7 +75,9 @@ impl VirtualMemoryResource {
     pub fn new(device: &Device, options: Options) -> Result<Self, Error> {
         options.check(device)?;
         let memory = Memory::find(device, &options)?;
-        Ok(Self { inner: Arc::new(Inner { options, memory, stream: Mutex::default(), counts: Arc::default() }) })
+        let makes_no_call = AtomicBool::new(options.on_drop == OnDrop::Defer);
+        let (stream, counts) = (Mutex::default(), Arc::default());
+        Ok(Self { inner: Arc::new(Inner { options, memory, stream, counts, makes_no_call }) })
     }
 
     /// The device that it was made for.
@@ -409,6 +416,11 @@ impl VirtualMemoryResource {
         Some(self.device()).filter(|_| !self.location().is_host())
     }
 
+    /// Has what goes with its last share be ended by the reaper.
+    pub(crate) fn end_without_call(&self) {
+        self.inner.makes_no_call.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn counts(&self) -> &Arc<Counts> {
         &self.inner.counts
     }
@@ -424,6 +436,19 @@ impl VirtualMemoryResource {
         let made = StreamRef::create(self.device())?;
         let kept = lock().get_or_insert_with(|| made.clone()).clone();
         Ok(kept)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if *self.makes_no_call.get_mut() && !self.memory.device.driver().is_forked() {
+            let own = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            let release = match std::mem::take(&mut self.options.release) {
+                Release::Stream(stream) => Some(stream),
+                _ => None,
+            };
+            own.into_iter().chain(release).for_each(reaper::hand_over_stream);
+        }
     }
 }
 

@@ -23,8 +23,6 @@ const TRIES: u32 = 8;
 /// Dropped before its work is known to be over, for whatever reason, it is stranded: memory that may be in use is never
 /// unmapped.
 pub(crate) struct Retired {
-    /// The buffer's share of its resource, to be let go of where calls may be made. Nothing else of that is held.
-    parting: Option<VirtualMemoryResource>,
     driver: Driver,
     /// The device whose default stream is meant where none is named.
     by_default: Option<Device>,
@@ -54,7 +52,6 @@ impl Retired {
         let counts = Arc::clone(resource.counts());
         counts.add_pending();
         Self {
-            parting: Some(resource.clone()),
             driver: resource.device().driver().clone(),
             by_default: resource.by_default().cloned(),
             counts,
@@ -121,7 +118,10 @@ impl Retired {
 
     /// Looks up what there is to wait for, as far as that can be told: then nothing but fences is left of it.
     pub(crate) fn begin(&mut self) -> Result<(), Unsettled> {
-        drop(self.parting.take());
+        if self.range.is_empty() && self.fences.is_empty() {
+            // Nothing to protect, nothing to wait for.
+            self.release = Release::Caller;
+        }
         let fence = release_fence(&self.release, self.by_default.as_ref(), &mut self.noted)?;
         self.release = Release::Caller;
         self.fences.extend(fence);
@@ -173,7 +173,7 @@ impl Drop for Retired {
         std::mem::forget((std::mem::take(&mut self.range), self.reserved.take()));
         if self.is_lost() {
             // The driver is gone, and gave back everything.
-            std::mem::forget((std::mem::take(&mut self.fences), self.parting.take()));
+            std::mem::forget(std::mem::take(&mut self.fences));
         } else if has_memory {
             self.driver.stranded().add(StrandedKind::Buffer);
             self.counts.add_stranded();

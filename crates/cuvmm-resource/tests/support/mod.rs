@@ -5,6 +5,7 @@
 pub(crate) mod work;
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::{Call, Device, Driver, Failure, Hook, Hooked, Invocation};
 use cuvmm_resource::{Options, VirtualMemoryBuffer, VirtualMemoryResource};
@@ -107,6 +108,23 @@ impl Bench {
         assert_eq!(self.simulator.live(), Live::default());
         assert_eq!(self.simulator.violations(), []);
         assert_eq!(self.driver.stranded().total(), 0, "{:?}", self.driver.stranded());
+    }
+
+    /// Waits until that holds, as it does once the reaper has let go of what it was left.
+    #[track_caller]
+    pub(crate) fn wait_until(&self, holds: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !holds(self) {
+            assert!(Instant::now() < deadline, "{:?}, {:?}", self.simulator.live(), self.driver.stranded());
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// As [`assert_clean`](Self::assert_clean), after the reaper has let go of what it was left.
+    #[track_caller]
+    pub(crate) fn assert_clean_soon(&self) {
+        self.wait_until(|bench| bench.simulator.live().is_empty());
+        self.assert_clean();
     }
 
     /// No call reached the driver since the start, or since they were last forgotten.
