@@ -17,8 +17,8 @@ use crate::watch::{TARGET, watch};
 /// How often it may fail to be found out whether the work is over before the memory is given up.
 const TRIES: u32 = 8;
 
-/// The memory of a buffer that is gone, or of several that had the same, or what a graph had of it, with all that it waits for. It holds the driver,
-/// and of the resource the numbers.
+/// The memory of a buffer that is gone, or of several that had the same, or what a graph had of it, with all that it waits
+/// for. It holds the driver, and of the resource the numbers.
 ///
 /// Dropped before its work is known to be over, for whatever reason, it is stranded: memory that may be in use is never
 /// unmapped.
@@ -49,28 +49,18 @@ impl Retired {
         reserved: Option<Arc<Reservation>>,
         order: Order,
     ) -> Self {
-        let counts = Arc::clone(resource.counts());
-        counts.add_pending();
-        Self {
-            driver: resource.device().driver().clone(),
-            by_default: resource.by_default().cloned(),
-            counts,
-            buffers: 1,
-            range,
-            reserved,
-            release: order.release,
-            fences: order.fences,
-            noted: Noted::default(),
-            failures: 0,
-            refused: None,
-        }
+        let driver = resource.device().driver().clone();
+        let mut retired = Self::of_graph(driver, Arc::clone(resource.counts()), range);
+        retired.by_default = resource.by_default().cloned();
+        retired.reserved = reserved;
+        (retired.release, retired.fences) = (order.release, order.fences);
+        retired
     }
 
     /// What a graph had of a buffer's memory, with nothing to wait for: its runs are over. It counts as pending from now on.
     pub(crate) fn of_graph(driver: Driver, counts: Arc<Counts>, range: Range) -> Self {
         counts.add_pending();
         Self {
-            parting: None,
             driver,
             by_default: None,
             counts,
