@@ -158,14 +158,16 @@ fn attend(
     work: impl FnOnce(&Session<'_>, &mut Noted) -> Result<bool, Error>,
 ) -> Result<bool, Unsettled> {
     let (session, entered) = Session::enter(stream.target());
+    // With the driver went all of its contexts.
+    let is_gone = session.is_gone() || entered.as_ref().is_err_and(cuvmm_driver::Error::is_shut_down);
     if let Err(error) = &entered
-        && !session.is_gone()
+        && !is_gone
         && !can(&session)
     {
         return Err(noted.refused(error.clone()));
     }
     noted.note(entered);
-    let is_over = match if session.is_gone() { Ok(true) } else { work(&session, noted) } {
+    let is_over = match if is_gone { Ok(true) } else { work(&session, noted) } {
         Ok(is_over) => is_over,
         Err(Error::Driver(error)) if is_capture_code(error.code()) => {
             return Err(Unsettled::Refused(Error::StreamCapturing));
