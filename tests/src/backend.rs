@@ -9,6 +9,7 @@ use cuvmm_sim::faults::{Both, Faults, Ledger};
 use cuvmm_sim::{Live, Machine, Preset, Simulator};
 
 use crate::gone::Trail;
+use crate::memory::G;
 use crate::watch::{Watched, Watches};
 
 /// Which driver a test runs on.
@@ -142,27 +143,36 @@ impl Backend {
     pub fn finish(self) {
         self.require_clean();
         let left = *self.left.lock().unwrap();
-        let ledger = self.ledger.live();
-        assert_eq!(ledger, left.in_ledger().beside(&Live::default(), &ledger), "left behind");
-        assert_eq!(self.driver.stranded().total(), left.stranded, "stranded");
+        let expect = |live: &Live| left.in_ledger().beside(&Live::default(), live);
+        let (is, expected) = self.settled(|| self.ledger.live(), expect, left.stranded);
+        assert_eq!(is, expected, "left behind, and stranded");
         if self.simulator.is_some() {
-            let (live, expected) = self.settled(|live| left.beside(&Live::default(), live));
-            assert_eq!(live, expected, "left behind in the simulator");
+            let expect = |live: &Live| left.beside(&Live::default(), live);
+            let (is, expected) = self.settled(|| self.live(), expect, left.stranded);
+            assert_eq!(is, expected, "left behind in the simulator, and stranded");
         }
+        // Once more: what was dropped without waiting is gone by now.
+        self.require_clean();
         if left.reservations + left.mappings == 0 {
             assert_eq!(self.remains_of_all(), [], "left behind by the driver's word");
         }
     }
 
-    /// What is alive, once it is what `expect` makes of it, or else after a while. A process that a test beside this one
-    /// starts has copies of all descriptors until it executes its program, and they hold memory.
-    fn settled(&self, expect: impl Fn(&Live) -> Live) -> (Live, Live) {
+    /// What is alive and stranded, once that is what is expected, or else after a while. What is dropped without waiting goes
+    /// later. A process that a test beside this one starts has copies of all descriptors until it executes its program, and
+    /// they hold memory.
+    fn settled(
+        &self,
+        live: impl Fn() -> Live,
+        expect: impl Fn(&Live) -> Live,
+        stranded: usize,
+    ) -> ((Live, usize), (Live, usize)) {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            let live = self.live();
-            let expected = expect(&live);
-            if live == expected || self.is_gpu() || Instant::now() > deadline {
-                return (live, expected);
+            let is = (live(), self.driver.stranded().total());
+            let expected = (expect(&is.0), stranded);
+            if is == expected || Instant::now() > deadline {
+                return (is, expected);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -189,9 +199,9 @@ impl Backend {
     #[track_caller]
     pub(crate) fn require_left_by(&self, since: &Mark, left: Left, whom: &str) {
         let counted = if self.simulator.is_some() { left } else { left.in_ledger() };
-        let (live, expected) = self.settled(|live| counted.beside(&since.live, live));
-        assert_eq!(live, expected, "what {whom} left alive");
-        assert_eq!(self.driver.stranded().total(), since.stranded + left.stranded, "what {whom} stranded");
+        let expect = |live: &Live| counted.beside(&since.live, live);
+        let (is, expected) = self.settled(|| self.live(), expect, since.stranded + left.stranded);
+        assert_eq!(is, expected, "what {whom} left alive, and stranded");
         self.require_stays(left);
     }
 
@@ -268,6 +278,13 @@ impl Backend {
     #[track_caller]
     pub fn resource_with(&self, options: Options) -> VirtualMemoryResource {
         VirtualMemoryResource::new(&self.device, options).expect("a resource")
+    }
+
+    /// Has all gone by now that was left to another thread before, but for what waits for work.
+    pub(crate) fn let_go(&self) {
+        let resource = self.resource();
+        resource.allocate(G).expect("some memory").close_deferred();
+        resource.drain(Instant::now() + Duration::from_secs(30)).expect("nothing that stays pending");
     }
 
     /// Demands that nothing undefined was done.

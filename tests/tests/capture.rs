@@ -4,12 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::thread;
+use std::time::{Duration, Instant};
 
 use cuvmm::driver::sys::{CUcontext, CUstreamCaptureMode};
-use cuvmm::{CUresult, Call, Outcome, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm::{CUresult, Call, OnDrop, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_resource::Error;
 use cuvmm_tests::{
-    Backend, Capture, Current, G, Gate, Left, ROOM, Stream, in_host_function, is_idle, occupy_behind, queue_fill,
+    Backend, Capture, Current, G, Gate, ROOM, Stream, in_host_function, is_idle, occupy_behind, queue_fill,
     require_marks, write_marks,
 };
 
@@ -22,9 +23,9 @@ cuvmm_tests::suite!(
     growing_by_moving_on_a_capturing_stream_gives_the_buffer_back,
     a_refusal_waits_for_nothing,
     nothing_is_queued_on_a_capturing_stream,
-    dropping_on_a_capturing_stream_strands_the_memory,
+    what_is_dropped_on_a_capturing_stream_goes_after_the_capture,
     closing_in_a_host_function_gives_the_buffer_back,
-    dropping_in_a_host_function_strands_the_memory,
+    what_is_dropped_in_a_host_function_goes_after_one_question_at_most,
     copies_and_fences_are_refused_in_a_host_function,
     the_current_context_and_the_capture_mode_stay_as_they_were,
     no_current_context_is_needed_and_none_is_made,
@@ -33,6 +34,9 @@ cuvmm_tests::suite!(
 
 const MODES: [CUstreamCaptureMode; 3] =
     [CUstreamCaptureMode::GLOBAL, CUstreamCaptureMode::THREAD_LOCAL, CUstreamCaptureMode::RELAXED];
+
+/// How long what should go soon may take.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Everything that can be done to buffers, on other streams than the captured one and waiting for `release`.
 fn everything(backend: &Backend, release: &Release) {
@@ -235,25 +239,32 @@ fn nothing_is_queued_on_a_capturing_stream(backend: &Backend) {
     }
 }
 
-fn dropping_on_a_capturing_stream_strands_the_memory(backend: &Backend) {
-    let captured = scratch(backend);
-    let stream = Stream::non_blocking(&backend.device);
-    let mark = backend.mark();
-    let buffer = backend.resource().allocate(G).unwrap();
-    buffer.set_release(Release::Stream(stream.clone())).unwrap();
-    let capture = Capture::begin(&stream, CUstreamCaptureMode::GLOBAL, &buffer);
-    let unmapped = backend.watch(Call::cuMemUnmap);
-    drop(buffer);
-    assert_eq!(unmapped.take_pairs(), []);
-    capture.end();
-    let kept = Left { mappings: 1, reservations: 1, allocations: 1, stranded: 1, bytes: Some(G), ..Left::default() };
-    backend.require_left(&mark, kept);
-    captured.close().unwrap();
+fn what_is_dropped_on_a_capturing_stream_goes_after_the_capture(backend: &Backend) {
+    for on_drop in [OnDrop::Wait, OnDrop::Defer] {
+        let resource = backend.resource_with(Options::new().on_drop(on_drop));
+        for (stream, _) in streams(backend) {
+            for mode in MODES {
+                let mark = backend.mark();
+                let buffer = resource.allocate(G).unwrap();
+                buffer.set_release(Release::Stream(stream.clone())).unwrap();
+                let capture = Capture::begin(&stream, mode, &buffer);
+                let unmapped = backend.watch(Call::cuMemUnmap);
+                drop(buffer);
+                let in_vain = resource.drain(Instant::now() + Duration::from_millis(5));
+                assert_eq!(in_vain, Err(Error::StillPending { buffers: 1 }));
+                assert_eq!((unmapped.take_pairs(), resource.pending()), (vec![], 1));
+                capture.end();
+                resource.drain(Instant::now() + PATIENCE).unwrap();
+                assert_eq!(unmapped.take_pairs().len(), 1);
+                backend.require_unchanged(&mark);
+            }
+        }
+    }
 }
 
 /// The simulator takes note of every call in a host function. The one that asks whether it is one is meant.
 #[track_caller]
-fn require_one_question(backend: &Backend, questions: usize) {
+fn require_questions(backend: &Backend, questions: usize) {
     if let Some(simulator) = &backend.simulator {
         let calls: Vec<Call> = simulator.violations().iter().map(|violation| violation.call).collect();
         assert_eq!(calls, vec![Call::cuCtxGetCurrent; questions]);
@@ -271,7 +282,7 @@ fn closing_in_a_host_function_gives_the_buffer_back(backend: &Backend) {
         let mark = backend.mark();
         let (error, buffer) = in_host_function(&stream, move || buffer.close().unwrap_err().into_parts());
         assert_eq!(error, Error::HostCallback);
-        require_one_question(backend, 1);
+        require_questions(backend, 1);
         backend.require_unchanged(&mark);
         let buffer = buffer.expect("the buffer");
         require_marks(&buffer, 6, G);
@@ -279,19 +290,27 @@ fn closing_in_a_host_function_gives_the_buffer_back(backend: &Backend) {
     }
 }
 
-fn dropping_in_a_host_function_strands_the_memory(backend: &Backend) {
-    let resource = backend.resource();
+fn what_is_dropped_in_a_host_function_goes_after_one_question_at_most(backend: &Backend) {
     let stream = Stream::non_blocking(&backend.device);
-    let mark = backend.mark();
-    let buffer = resource.allocate(G).unwrap();
-    write_marks(&buffer, 6);
-    in_host_function(&stream, move || drop(buffer));
-    require_one_question(backend, 1);
-    drop(resource);
-    // Nothing was undone: the memory is there for whatever used it, and the resource's stream with it, whose end would
-    // be a call.
-    let memory = Left { mappings: 1, reservations: 1, allocations: 1, stranded: 1, bytes: Some(G), ..Left::default() };
-    backend.require_left(&mark, Left { streams: 1, contexts: 1, ..memory });
+    let other = Stream::non_blocking(&backend.device);
+    for (on_drop, questions) in [(OnDrop::Wait, 1), (OnDrop::Defer, 0)] {
+        for release in [Release::DefaultStream, Release::Caller, Release::Stream(stream.clone())] {
+            let mark = backend.mark();
+            let buffer = backend.resource_with(Options::new().on_drop(on_drop)).allocate(G).unwrap();
+            write_marks(&buffer, 6);
+            buffer.set_release(release).unwrap();
+            buffer.fence(&other).unwrap();
+            // With it goes the resource, and the stream that this has of its own.
+            in_host_function(&stream, move || drop(buffer));
+            require_questions(backend, questions);
+            backend.require_unchanged(&mark);
+        }
+        let mark = backend.mark();
+        let buffer = backend.resource_with(Options::new().on_drop(on_drop)).allocate(G).unwrap();
+        in_host_function(&stream, move || buffer.close_deferred());
+        require_questions(backend, 0);
+        backend.require_unchanged(&mark);
+    }
 }
 
 fn copies_and_fences_are_refused_in_a_host_function(backend: &Backend) {
@@ -312,7 +331,7 @@ fn copies_and_fences_are_refused_in_a_host_function(backend: &Backend) {
         ((buffer, other), errors)
     });
     assert!(errors.iter().all(|error| *error == Error::HostCallback), "{errors:?}");
-    require_one_question(backend, 5);
+    require_questions(backend, 5);
     buffer.0.close().unwrap();
 }
 

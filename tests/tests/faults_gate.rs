@@ -4,9 +4,9 @@
 // This crate is part of tests: what it did not expect is to stop the test that it happened in.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use cuvmm::{CUresult, Call, Error, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm::{CUresult, Call, CloseError, Error, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::faults::When;
 use cuvmm_tests::{Backend, G, Gate, Left, Step, Stream, queue_fill, steps};
 
@@ -17,6 +17,13 @@ cuvmm_tests::suite!(
     no_failing_call_of_the_default_gate_frees_memory_under_work,
     a_wait_that_a_capture_refuses_gives_the_buffer_back,
 );
+
+/// How long what should be over soon may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often the calls of an end are recorded, and how often it is tried until it makes one of them.
+const RECORDINGS: usize = 8;
+const TRIES: usize = 20;
 
 /// Closes a buffer while that call fails, and demands that this is told and that the buffer is gone.
 #[track_caller]
@@ -69,55 +76,110 @@ fn a_fence_that_fails_is_told_and_the_memory_is_freed(backend: &Backend) {
     }
 }
 
+/// How a buffer goes, and the error where it did not, with the buffer where it is still there.
+type End = fn(VirtualMemoryBuffer) -> Result<(), CloseError>;
+
+/// Those that tell what failed.
+const TELLING: [End; 2] = [VirtualMemoryBuffer::close, |buffer| buffer.close_within(Instant::now() + PATIENCE)];
+
+/// Those that have nobody to tell, and are over when nothing is pending any more.
+const SILENT: [End; 2] = [
+    |buffer| {
+        let resource = buffer.resource().clone();
+        drop(buffer);
+        resource.drain(Instant::now() + PATIENCE).unwrap();
+        Ok(())
+    },
+    |buffer| {
+        let resource = buffer.resource().clone();
+        buffer.close_deferred();
+        resource.drain(Instant::now() + PATIENCE).unwrap();
+        Ok(())
+    },
+];
+
 /// Makes each call of closing that is not itself tearing down fail, with work on the buffer held up. Whatever fails,
-/// no memory goes under that work: either it was waited for, or the buffer comes back and can be closed after. On a
-/// thread of its own, whose context and capture mode may stay changed.
+/// no memory goes under that work: either it was waited for, or the buffer comes back and can be closed after, or it is
+/// tried again. On a thread of its own, whose context and capture mode may stay changed.
 fn fail_gate(backend: &Backend, make: impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync) {
-    let (calls, ()) = {
+    for end in TELLING {
+        let refusals = fail_gate_of(backend, &make, end, true);
+        assert!(refusals >= 2, "neither wait was refused");
+    }
+    for end in SILENT {
+        assert_eq!(fail_gate_of(backend, &make, end, false), 0);
+    }
+}
+
+/// How often the buffer came back.
+fn fail_gate_of(
+    backend: &Backend,
+    make: &(impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync),
+    end: End,
+    is_told: bool,
+) -> usize {
+    let record = || {
         let (buffer, release, other) = make();
-        let result = steps(backend, || buffer.close().unwrap());
+        let (calls, ()) = steps(backend, || end(buffer).unwrap());
         drop((release, other));
-        result
+        calls
     };
+    // As few questions whether work is over as come up.
+    let calls = (0..RECORDINGS).map(|_| record()).min_by_key(Vec::len).expect("a recording");
     let gate: Vec<Step> = calls.into_iter().filter(|step| !step.call.to_string().starts_with("cuMem")).collect();
     assert!(gate.len() > 8, "{gate:?}");
     let mut refusals = 0;
     for step in gate {
-        let mark = backend.mark();
-        let (buffer, release, other) = make();
-        let gates = [&release, &other].map(|stream| {
-            let gate = Gate::close(stream);
-            queue_fill(stream, &buffer, 3);
-            gate
-        });
-        buffer.fence(&other).unwrap();
-        let fired = backend.faults.fired();
-        backend.faults.fail(step.call, step.nth, CUresult::UNKNOWN, When::Before);
-        let closed = std::thread::scope(|scope| {
-            let closing = scope.spawn(|| buffer.close());
-            std::thread::sleep(Duration::from_millis(20));
-            // What could not be waited for comes back before; what can is waited for until now.
-            gates.iter().for_each(Gate::open);
-            closing.join().expect("a close")
-        });
-        backend.faults.clear();
-        assert_eq!(backend.faults.fired(), fired + 1, "{step:?}");
-        let (error, buffer) = closed.expect_err("an error to tell").into_parts();
-        let error = Error::from(error);
-        assert_eq!((error.call(), error.code()), (Some(step.call), Some(CUresult::UNKNOWN)), "{error}");
-        let lost = match buffer {
-            Some(buffer) => {
-                refusals += 1;
-                buffer.close().unwrap();
-                Left::default()
-            }
-            None => lost_at_the_gate(step),
-        };
-        backend.require_clean();
-        drop((release, other));
-        backend.require_left(&mark, lost);
+        let came_up = (0..TRIES).find_map(|_| fail_step(backend, make, end, is_told, step));
+        refusals += usize::from(came_up.unwrap_or_else(|| panic!("{step:?} was not called")));
     }
-    assert!(refusals >= 2, "neither wait was refused");
+    refusals
+}
+
+/// Whether the buffer came back; none where that call did not come up.
+fn fail_step(
+    backend: &Backend,
+    make: &(impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync),
+    end: End,
+    is_told: bool,
+    step: Step,
+) -> Option<bool> {
+    let mark = backend.mark();
+    let (buffer, release, other) = make();
+    let gates = [&release, &other].map(|stream| {
+        let gate = Gate::close(stream);
+        queue_fill(stream, &buffer, 3);
+        gate
+    });
+    buffer.fence(&other).unwrap();
+    let fired = backend.faults.fired();
+    backend.faults.fail(step.call, step.nth, CUresult::UNKNOWN, When::Before);
+    let ended = std::thread::scope(|scope| {
+        let ending = scope.spawn(|| end(buffer));
+        std::thread::sleep(Duration::from_millis(20));
+        // What could not be waited for comes back before; what can is waited for until now.
+        gates.iter().for_each(Gate::open);
+        ending.join().expect("an end")
+    });
+    backend.faults.clear();
+    let came_up = backend.faults.fired() > fired;
+    let buffer = match ended.map_err(CloseError::into_parts) {
+        Ok(()) => {
+            assert!(!(is_told && came_up), "{step:?}: nothing noticed");
+            None
+        }
+        Err((error, buffer)) => {
+            let error = Error::from(error);
+            assert_eq!((error.call(), error.code()), (Some(step.call), Some(CUresult::UNKNOWN)), "{error}");
+            buffer
+        }
+    };
+    let is_back = buffer.is_some();
+    buffer.map_or(Ok(()), VirtualMemoryBuffer::close).unwrap();
+    backend.require_clean();
+    drop((release, other));
+    backend.require_left(&mark, if came_up && !is_back { lost_at_the_gate(step) } else { Left::default() });
+    came_up.then_some(is_back)
 }
 
 /// What the gate leaves when a call of it fails before its effect.

@@ -7,11 +7,10 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use cuvmm::driver::{Failure, Hook, Hooked, Invocation};
-use cuvmm::{Driver, Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm::{Driver, OnDrop, Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::Nothing;
 
 /// Where the numbers stand for readers. `cargo xtask shuttle` holds the column of locks.
@@ -40,6 +39,7 @@ struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
 // SAFETY: the system's allocator does it all.
@@ -65,12 +65,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static HEAP: Counting = Counting;
 
-#[derive(Clone, Default)]
-struct Calls(Arc<AtomicUsize>);
+struct Calls;
 
 impl Hook for Calls {
     fn before(&self, _: &Invocation<'_>) -> Option<Failure> {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        CALLS.set(CALLS.get() + 1);
         None
     }
 }
@@ -78,19 +77,21 @@ impl Hook for Calls {
 struct Bench {
     /// On a driver that is counted: what that costs is not.
     counted: VirtualMemoryResource,
-    calls: Calls,
     bare: VirtualMemoryResource,
 }
 
 impl Bench {
     fn new(driver: fn() -> Nothing) -> Self {
-        let calls = Calls::default();
+        Self::with(driver, Options::new())
+    }
+
+    fn with(driver: fn() -> Nothing, options: Options) -> Self {
         let resource = |driver: Driver| {
-            let options = Options::new().release(Release::Caller);
+            let options = options.clone().release(Release::Caller);
             VirtualMemoryResource::new(&driver.device(0).unwrap(), options).unwrap()
         };
-        let counted = resource(Driver::new(Hooked::new(driver(), calls.clone())).unwrap());
-        Self { counted, calls, bare: resource(Driver::new(driver()).unwrap()) }
+        let counted = resource(Driver::new(Hooked::new(driver(), Calls)).unwrap());
+        Self { counted, bare: resource(Driver::new(driver()).unwrap()) }
     }
 
     /// Checks what `operation` takes, done to what `prepare` makes of a resource.
@@ -112,9 +113,9 @@ impl Bench {
 
     fn taken<P, R>(&self, prepare: impl Fn(&VirtualMemoryResource) -> P, operation: impl Fn(P) -> R) -> Taken {
         let prepared = prepare(&self.counted);
-        let before = self.calls.0.load(Ordering::Relaxed);
+        let before = CALLS.get();
         let result = operation(prepared);
-        let calls = self.calls.0.load(Ordering::Relaxed) - before;
+        let calls = CALLS.get() - before;
         drop(result);
 
         let prepared = prepare(&self.bare);
@@ -152,6 +153,8 @@ fn operations_take_what_the_readme_says() {
     bench.check("`grow`, in place, by a reservation behind", one, in_place);
     bench.check("`grow`, covered", one, |buffer| grown(buffer, CHUNK, Outcome::Covered));
     bench.check("`close`, the last of its memory", one, |buffer| buffer.close().unwrap());
+    bench.check("`drop`, the last of its memory", one, drop);
+    bench.check("`close_deferred`", after_another, VirtualMemoryBuffer::close_deferred);
     bench.check(
         "`close`, beside an alias",
         |resource| grown(one(resource), CHUNK, Outcome::Covered),
@@ -166,6 +169,20 @@ fn operations_take_what_the_readme_says() {
         |resource| chunks(resource, 10, 0),
         |buffer| grown(buffer, 11 * CHUNK, Outcome::Moved),
     );
+}
+
+/// A buffer of one chunk, after another one of the resource's was left to the thread that is started for that, and is gone.
+fn after_another(resource: &VirtualMemoryResource) -> VirtualMemoryBuffer {
+    let [first, second] = [(); 2].map(|()| chunks(resource, 1, 0));
+    first.close_deferred();
+    resource.drain(Instant::now() + Duration::from_secs(30)).unwrap();
+    second
+}
+
+#[test]
+fn a_deferred_drop_takes_what_the_readme_says() {
+    let bench = Bench::with(Nothing::granting, Options::new().on_drop(OnDrop::Defer));
+    bench.check("`drop`, deferred", after_another, drop);
 }
 
 #[test]

@@ -34,6 +34,8 @@ struct Told {
     /// The span around it.
     within: Option<String>,
     fields: BTreeMap<String, String>,
+    /// The name of the thread that told it.
+    thread: Option<String>,
 }
 
 impl Visit for Told {
@@ -72,6 +74,7 @@ impl Listener {
         told.within = inmost.and_then(|span| self.names.lock().unwrap().get(&span).cloned());
         told.target = metadata.target().to_owned();
         told.level = Some(*metadata.level());
+        told.thread = std::thread::current().name().map(str::to_owned);
         self.told.lock().unwrap().push(told);
         if let Some(each) = &self.each {
             each();
@@ -242,6 +245,39 @@ fn what_is_stranded_is_told_once_as_an_error() {
     assert_eq!((errors.len(), bench.resource.statistics().stranded), (1, 1), "{told:?}");
     let end = told.last().unwrap();
     assert!(end.name == "release" && end.fields["error"].contains("cuMemUnmap"), "{end:?}");
+}
+
+/// Who drops or closes without waiting is told nothing: what comes of it is told on the thread that lets go of the memory, to
+/// the subscriber of the whole process.
+#[test]
+fn what_is_left_to_another_thread_is_told_there() {
+    let everywhere = Listener::default();
+    tracing::subscriber::set_global_default(everywhere.clone()).unwrap();
+    let bench = Bench::new();
+    let [deferred, stranded] = [(); 2].map(|()| bench.resource.allocate(G).unwrap());
+    let addresses = [&deferred, &stranded].map(|buffer| buffer.address().to_string());
+    let told = Listener::default().listen(|| deferred.close_deferred());
+    assert!(told.is_empty(), "{told:?}");
+    bench.resource.drain(Instant::now() + Duration::from_secs(30)).unwrap();
+    bench.faults.fail(cuvmm::Call::cuMemUnmap, 1, CUresult::UNKNOWN, When::Before);
+    stranded.close_deferred();
+    bench.resource.drain(Instant::now() + Duration::from_secs(30)).unwrap();
+
+    // Tests beside this one leave something to that thread, too.
+    let told = everywhere.told.lock().unwrap().clone();
+    let told: Vec<_> = told.iter().filter(|told| told.thread.as_deref() == Some("cuvmm-reaper")).collect();
+    for address in &addresses {
+        let span = told.iter().find(|told| told.is_span && told.fields.get("address") == Some(address)).unwrap();
+        assert_eq!((&*span.name, span.level, &*span.fields["deferred"]), ("release", Some(Level::DEBUG), "true"));
+        let fields: BTreeSet<_> = span.fields.keys().filter(|field| *field != "deferred").cloned().collect();
+        assert_eq!(fields, documented()["release"][0]);
+    }
+    let is_end = |told: &Told| !told.is_span && told.name == "release" && told.within.as_deref() == Some("release");
+    let failed = |told: &Told| told.fields.get("error").is_some_and(|error| error.contains("cuMemUnmap"));
+    assert!(told.iter().any(|told| is_end(told) && !told.fields.contains_key("error")), "{told:?}");
+    assert!(told.iter().any(|told| is_end(told) && failed(told)), "{told:?}");
+    assert!(told.iter().any(|told| told.level == Some(Level::ERROR)), "{told:?}");
+    assert_eq!(bench.resource.statistics().stranded, 1);
 }
 
 /// Runs it on a thread of its own, and demands that it is over in a while: that there is no deadlock.

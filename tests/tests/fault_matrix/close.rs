@@ -1,12 +1,17 @@
 //! Closing and dropping.
 
+use std::time::{Duration, Instant};
+
 use cuvmm::handles::Reservation;
-use cuvmm::{CUresult, Call, Error, Options, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm::{CUresult, Call, Error, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
 use cuvmm_tests::{Backend, G, ROOM, Ranges, Stream, occupy_behind};
 
 use crate::grow::waiting;
-use crate::{chunked, unattended};
+use crate::{chunked, deferring, drain, unattended};
+
+/// Longer than what is waited for takes.
+const LONG: Duration = Duration::from_secs(30);
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -26,7 +31,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         operation: "close",
         path: "three chunks that moved",
-        set_up: |backend| unattended(moved(backend)),
+        set_up: |backend| unattended(moved(chunked(backend, 2, ROOM))),
         operate: close,
         exception: none,
     },
@@ -81,6 +86,27 @@ pub(crate) const ROWS: &[Row] = &[
         exception: none,
     },
     Row {
+        operation: "close_within",
+        path: "one chunk, waiting for nothing, at once",
+        set_up: |backend| unattended(chunked(backend, 1, G)),
+        operate: |scene| close_within(scene, Duration::ZERO),
+        exception: none,
+    },
+    Row {
+        operation: "close_within",
+        path: "waiting for the default stream",
+        set_up: |backend| Scene::of(chunked(backend, 1, G)),
+        operate: |scene| close_within(scene, LONG),
+        exception: none,
+    },
+    Row {
+        operation: "close_within",
+        path: "waiting for a stream and a fence",
+        set_up: |backend| waiting(backend, Scene::of(chunked(backend, 1, G))),
+        operate: |scene| close_within(scene, LONG),
+        exception: none,
+    },
+    Row {
         operation: "drop",
         path: "one chunk",
         set_up: |backend| unattended(chunked(backend, 1, G)),
@@ -96,9 +122,81 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         operation: "drop",
+        path: "waiting for the default stream",
+        set_up: |backend| Scene::of(chunked(backend, 1, G)),
+        operate: dropped,
+        exception: silent,
+    },
+    Row {
+        operation: "drop",
         path: "waiting for a stream and a fence",
         set_up: |backend| waiting(backend, Scene::of(chunked(backend, 1, G))),
         operate: dropped,
+        exception: silent,
+    },
+    Row {
+        operation: "drop",
+        path: "deferred, three chunks that moved",
+        set_up: |backend| unattended(moved(deferring(backend, 2, ROOM))),
+        operate: dropped,
+        exception: silent,
+    },
+    Row {
+        operation: "drop",
+        path: "deferred, waiting for the default stream",
+        set_up: |backend| Scene::of(deferring(backend, 1, G)),
+        operate: dropped,
+        exception: silent,
+    },
+    Row {
+        operation: "drop",
+        path: "deferred, waiting for a stream and a fence",
+        set_up: |backend| waiting(backend, Scene::of(deferring(backend, 1, G))),
+        operate: dropped,
+        exception: silent,
+    },
+    Row {
+        operation: "close_deferred",
+        path: "no memory, with capacity",
+        set_up: |backend| unattended(backend.resource().allocate_with_capacity(0, 4 * G).unwrap()),
+        operate: close_deferred,
+        exception: silent,
+    },
+    Row {
+        operation: "close_deferred",
+        path: "three chunks, each in a reservation of its own",
+        set_up: |backend| unattended(side_by_side(backend)),
+        operate: close_deferred,
+        exception: silent,
+    },
+    Row {
+        operation: "close_deferred",
+        path: "a chunk behind what another maps",
+        set_up: |backend| beside_an_alias(backend, 2 * G),
+        operate: close_deferred,
+        exception: silent,
+    },
+    Row {
+        operation: "drain",
+        path: "after a drop of what two map",
+        set_up: |backend| {
+            let first = deferring(backend, 1, 8 * G);
+            first.set_release(Release::Caller).unwrap();
+            let mut scene = Scene::of(first.grow(2 * G).unwrap());
+            scene.aliases.push(first);
+            scene
+        },
+        operate: |scene| {
+            scene.aliases.clear();
+            dropped(scene)
+        },
+        exception: silent,
+    },
+    Row {
+        operation: "close_deferred",
+        path: "waiting for a stream and a fence",
+        set_up: |backend| waiting(backend, Scene::of(chunked(backend, 1, G))),
+        operate: close_deferred,
         exception: silent,
     },
 ];
@@ -119,11 +217,12 @@ fn side_by_side(backend: &Backend) -> VirtualMemoryBuffer {
     panic!("no buffer of 64 grew in place twice");
 }
 
-fn moved(backend: &Backend) -> VirtualMemoryBuffer {
-    let buffer = chunked(backend, 2, ROOM);
+/// What a buffer of two chunks becomes that has to move.
+fn moved(buffer: VirtualMemoryBuffer) -> VirtualMemoryBuffer {
     let occupied = occupy_behind(&buffer);
     let moved = buffer.grow_into(ROOM + G).unwrap();
     drop(occupied);
+    moved.resource().drain(Instant::now() + LONG).unwrap();
     assert_eq!(moved.chunks().len(), 3);
     moved
 }
@@ -150,8 +249,20 @@ fn settle(scene: &mut Scene, closed: Result<(), cuvmm::CloseError>) -> Result<Op
     })
 }
 
+fn close_within(scene: &mut Scene, time: Duration) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    let closed = scene.take().close_within(Instant::now() + time);
+    settle(scene, closed)
+}
+
 fn dropped(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
     drop(scene.take());
+    drain(scene);
+    Ok(None)
+}
+
+fn close_deferred(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    scene.take().close_deferred();
+    drain(scene);
     Ok(None)
 }
 

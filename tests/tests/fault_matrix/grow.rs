@@ -7,7 +7,7 @@ use cuvmm::{
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
 use cuvmm_tests::{Backend, G, ROOM, Step, Stream, with_room_behind};
 
-use crate::{chunked, enclosed};
+use crate::{chunked, deferring, drain, enclosed};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -178,6 +178,17 @@ pub(crate) const ROWS: &[Row] = &[
         operate: |scene| grow_into(scene, ROOM + G),
         exception: behind_or_moved,
     },
+    Row {
+        operation: "grow_into",
+        path: "moved, deferring, waiting for a stream and a fence",
+        set_up: |backend| waiting(backend, enclosed(deferring(backend, 2, ROOM))),
+        operate: |scene| {
+            let grown = grow_into(scene, ROOM + G);
+            drain(scene);
+            grown
+        },
+        exception: |failing| left_behind(failing).or_else(|| behind_or_moved(failing)),
+    },
 ];
 
 /// The scene with a release stream and a fence on another stream, both idle.
@@ -234,6 +245,16 @@ pub(crate) fn settle(
 pub(crate) fn behind_or_moved(failing: Failing) -> Option<Verdict> {
     let is_place = matches!(failing.step.call, Call::cuMemAddressReserve | Call::cuMemAddressFree);
     (is_place && failing.step.nth == 1).then_some(Verdict::Overcome)
+}
+
+/// What lets go of the old addresses later has nobody to tell. The first free is before.
+fn left_behind(failing: Failing) -> Option<Verdict> {
+    let is_before = match failing.step.call {
+        Call::cuMemAddressReserve | Call::cuMemCreate | Call::cuMemMap | Call::cuMemSetAccess => true,
+        Call::cuMemAddressFree => failing.step.nth == 1,
+        _ => false,
+    };
+    (!is_before).then_some(Verdict::Silent)
 }
 
 /// As [`behind_or_moved`], where as much as is wished for is tried first, and then as much as is asked for.

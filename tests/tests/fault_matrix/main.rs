@@ -13,7 +13,9 @@ mod peers;
 mod share;
 mod shrink;
 
-use cuvmm::{Release, VirtualMemoryBuffer};
+use std::time::{Duration, Instant};
+
+use cuvmm::{OnDrop, Options, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::matrix::{Scene, fail_every_call};
 use cuvmm_tests::{Backend, G, occupy_behind};
 
@@ -63,12 +65,26 @@ fn every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone(b
 
 /// A buffer of `chunks` chunks of one granule, with capacity for `capacity` bytes.
 fn chunked(backend: &Backend, chunks: usize, capacity: usize) -> VirtualMemoryBuffer {
-    let mut buffer = backend.resource().allocate_with_capacity(G, capacity).unwrap();
+    chunked_of(&backend.resource(), chunks, capacity)
+}
+
+/// As [`chunked`], of a resource that leaves to another thread whatever a drop would wait for.
+fn deferring(backend: &Backend, chunks: usize, capacity: usize) -> VirtualMemoryBuffer {
+    chunked_of(&backend.resource_with(Options::new().on_drop(OnDrop::Defer)), chunks, capacity)
+}
+
+fn chunked_of(resource: &VirtualMemoryResource, chunks: usize, capacity: usize) -> VirtualMemoryBuffer {
+    let mut buffer = resource.allocate_with_capacity(G, capacity).unwrap();
     for chunk in 1..chunks {
         buffer = buffer.grow_into((chunk + 1) * G).unwrap();
     }
     assert_eq!(buffer.chunks().len(), chunks);
     buffer
+}
+
+/// Waits for what was left to another thread, if anything was.
+fn drain(scene: &Scene) {
+    scene.resource.drain(Instant::now() + Duration::from_secs(30)).expect("nothing that stays pending");
 }
 
 /// A scene whose buffer waits for nothing, so that closing or cutting it tears down and no more.

@@ -1,11 +1,11 @@
 //! Shrinking.
 
 use cuvmm::{Error, VirtualMemoryBuffer};
-use cuvmm_tests::matrix::{Row, Scene, none};
+use cuvmm_tests::matrix::{Row, Scene, Verdict, none};
 use cuvmm_tests::{Backend, G, ROOM, with_room_behind};
 
 use crate::grow::{settle, waiting};
-use crate::{chunked, unattended};
+use crate::{chunked, deferring, drain, unattended};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -35,6 +35,17 @@ pub(crate) const ROWS: &[Row] = &[
         set_up: |backend| waiting(backend, Scene::of(chunked(backend, 2, 8 * G))),
         operate: |scene| truncate_into(scene, G),
         exception: none,
+    },
+    Row {
+        operation: "truncate_into",
+        path: "fewer chunks, deferring, waiting for a stream and a fence",
+        set_up: |backend| waiting(backend, Scene::of(deferring(backend, 3, 8 * G))),
+        operate: |scene| {
+            let shorter = truncate_into(scene, G);
+            drain(scene);
+            shorter
+        },
+        exception: |_| Some(Verdict::Silent),
     },
 ];
 

@@ -233,6 +233,7 @@ pub(crate) struct Seen {
     pub(crate) imported: AtomicUsize,
     pub(crate) shrunk: AtomicUsize,
     pub(crate) queued: AtomicUsize,
+    pub(crate) deferred: AtomicUsize,
     pub(crate) failed: AtomicUsize,
 }
 
@@ -250,7 +251,7 @@ impl Seen {
         }
     }
 
-    pub(crate) fn counts(&self) -> [(&'static str, usize); 7] {
+    pub(crate) fn counts(&self) -> [(&'static str, usize); 8] {
         let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         [
             ("covered", read(&self.covered)),
@@ -259,6 +260,7 @@ impl Seen {
             ("imported", read(&self.imported)),
             ("shrunk", read(&self.shrunk)),
             ("queued", read(&self.queued)),
+            ("deferred", read(&self.deferred)),
             ("failed", read(&self.failed)),
         ]
     }

@@ -1,5 +1,7 @@
 //! What one thread does, step by step, and what it knows of what comes of it.
 
+use std::time::{Duration, Instant};
+
 use cuvmm::driver::sys::CUdeviceptr;
 use cuvmm::ipc::{export, import_from};
 use cuvmm::resource::Error;
@@ -8,7 +10,7 @@ use cuvmm_tests::{hold_up, queue_fill_at, wait_for};
 use proptest::prelude::*;
 
 use crate::memory::{Modelled, Seen, Shared};
-use crate::world::{G, PAGE, World, kept};
+use crate::world::{G, PAGE, PATIENCE, World, kept};
 
 /// How a buffer grows.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +44,11 @@ pub(crate) enum Step {
         into: bool,
     },
     Close(usize),
+    CloseWithin {
+        which: usize,
+        is_long: bool,
+    },
+    CloseDeferred(usize),
     Drop(usize),
     Fill {
         which: usize,
@@ -92,6 +99,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (which(), any::<usize>(), any::<bool>())
             .prop_map(|(which, size, into)| Step::Truncate { which, size, into }),
         3 => which().prop_map(Step::Close),
+        1 => (which(), any::<bool>()).prop_map(|(which, is_long)| Step::CloseWithin { which, is_long }),
+        1 => which().prop_map(Step::CloseDeferred),
         1 => which().prop_map(Step::Drop),
         2 => (which(), range(), any::<u8>()).prop_map(|(which, range, value)| Step::Fill { which, range, value }),
         3 => (which(), range(), any::<u8>()).prop_map(|(which, range, seed)| Step::Write { which, range, seed }),
@@ -200,6 +209,12 @@ impl<'w> Thread<'w> {
                     self.world.require_excused(&error.into());
                 }
             }
+            Step::CloseWithin { which, is_long } => self.close_within(which, is_long),
+            Step::CloseDeferred(which) => {
+                let Some(Modelled { buffer, .. }) = self.take(which) else { return };
+                Seen::add(&self.world.seen.deferred);
+                buffer.close_deferred();
+            }
             Step::Drop(which) => drop(self.take(which)),
             Step::Fill { which, range, value } => self.write(which, range, |bytes| vec![value; bytes], true),
             Step::Write { which, range, seed } => {
@@ -220,6 +235,20 @@ impl<'w> Thread<'w> {
             Step::Take => {
                 let taken = self.world.pot.lock().unwrap().pop();
                 self.own.extend(taken);
+            }
+        }
+    }
+
+    fn close_within(&mut self, which: usize, is_long: bool) {
+        let Some(Modelled { buffer, size, places }) = self.take(which) else { return };
+        let time = if is_long { PATIENCE } else { Duration::ZERO };
+        let Err(error) = buffer.close_within(Instant::now() + time) else { return };
+        let (error, buffer) = error.into_parts();
+        match (error, buffer) {
+            (Error::DeadlinePassed, Some(buffer)) if !is_long => self.own.push(Modelled { buffer, size, places }),
+            (error, buffer) => {
+                self.world.require_excused(&error.into());
+                self.own.extend(buffer.map(|buffer| Modelled { buffer, size, places }));
             }
         }
     }

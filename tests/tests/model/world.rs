@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use cuvmm::{
-    CUresult, Call, Driver, GrowthPolicy, HandleKind, Location, Options, StreamRef, VirtualMemoryBuffer,
+    CUresult, Call, Driver, GrowthPolicy, HandleKind, Location, OnDrop, Options, StreamRef, VirtualMemoryBuffer,
     VirtualMemoryResource,
 };
 use cuvmm_driver::Hooked;
@@ -19,11 +20,13 @@ use crate::memory::{Modelled, Seen, Shared};
 pub(crate) const G: usize = 64 << 10;
 /// By how much memory is remembered, and who writes it.
 pub(crate) const PAGE: usize = 4096;
+/// How long what is queued may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// What every byte of fresh memory of a device reads as; the host's is zero.
 const POISON: u8 = 0xA5;
 
-/// The calls that work is queued by, which fail besides those that make or undo something. None that is waited with, after
-/// which nobody knows what runs.
+/// The calls that work is queued by, which fail besides those that make or undo something. None that is waited with but
+/// those that make a fence: after others nobody knows what runs.
 const QUEUING: [Call; 5] =
     [Call::cuMemsetD8Async, Call::cuMemcpyHtoDAsync, Call::cuMemcpyDtoHAsync, Call::cuEventCreate, Call::cuEventRecord];
 
@@ -35,6 +38,7 @@ pub(crate) struct Setup {
     is_host: bool,
     growth: GrowthPolicy,
     max_chunk: Option<usize>,
+    on_drop: OnDrop,
     /// What failures follow from, where there are any.
     failures: Option<u64>,
 }
@@ -51,14 +55,16 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
         1 => (1..9_usize).prop_map(|units| (GrowthPolicy::Step(units * G), None)),
         1 => Just((GrowthPolicy::doubling(), None)),
     ];
+    let on_drop = prop_oneof![Just(OnDrop::Wait), Just(OnDrop::Defer)];
     let failures = prop_oneof![1 => Just(None), 1 => any::<u64>().prop_map(Some)];
-    (preset, hints, prop::bool::weighted(0.2), sizes, failures).prop_map(
-        |(preset, hints, is_host, (growth, max_chunk), failures)| Setup {
+    (preset, hints, prop::bool::weighted(0.2), sizes, on_drop, failures).prop_map(
+        |(preset, hints, is_host, (growth, max_chunk), on_drop, failures)| Setup {
             preset,
             hints,
             is_host,
             growth,
             max_chunk,
+            on_drop,
             failures,
         },
     )
@@ -91,7 +97,10 @@ impl World {
         let driver = Driver::new(Hooked::new(simulator.clone(), faults.clone())).unwrap();
         let device = driver.device(0).unwrap();
         let location = if setup.is_host { Location::HostNumaCurrent } else { Location::Device };
-        let options = || Options::new().location(location).handle_kind(HandleKind::PosixFd).growth(setup.growth);
+        let options = || {
+            let options = Options::new().location(location).handle_kind(HandleKind::PosixFd);
+            options.growth(setup.growth).on_drop(setup.on_drop)
+        };
         let bounded = setup.max_chunk.map_or_else(options, |bytes| options().max_chunk(bytes));
         let resource = VirtualMemoryResource::new(&device, bounded).unwrap();
         let other = VirtualMemoryResource::new(&device, options()).unwrap();
@@ -142,6 +151,8 @@ impl World {
     /// Demands that what is alive is what is known of and what could not be undone, and that the numbers of the library
     /// are the driver's. Nobody works.
     pub(crate) fn check(&self, all: &[&Modelled], shared: &[&Shared]) {
+        // Those that are gone were not always waited for.
+        self.resource.drain(Instant::now() + PATIENCE).unwrap();
         assert_eq!(self.simulator.violations(), []);
         // Each once, however many buffers share it.
         let all_places = || all.iter().flat_map(|one| &one.places);
@@ -170,6 +181,7 @@ impl World {
 
         let [one, two] = [&self.resource, &self.other].map(VirtualMemoryResource::statistics);
         assert_eq!((one.stranded + two.stranded, one.buffers, two.buffers), (stranded, all.len(), 0));
+        assert_eq!((one.pending, two.pending), (0, 0));
         if stranded == 0 {
             let sum = |is_imported| -> usize {
                 let those = handles.values().filter(|handle| handle.is_imported == is_imported);
@@ -187,6 +199,11 @@ impl World {
         let stranded = self.driver.stranded().total();
         drop(self);
         drop(direct);
+        // Where a resource defers, its own stream goes a moment later.
+        let deadline = Instant::now() + PATIENCE;
+        while simulator.live().streams + simulator.live().contexts > 0 && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
         let live = simulator.live();
         assert_eq!((live.streams, live.contexts, live.events), (0, 0, 0));
         assert!(live.is_empty() || failing && stranded > 0, "{live:?}");

@@ -10,6 +10,7 @@ mod drivers;
 mod features;
 mod growth;
 mod kinds;
+mod on_drop;
 mod one_chunk;
 mod resource;
 mod shortage;
