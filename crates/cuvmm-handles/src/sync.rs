@@ -13,7 +13,9 @@ pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[cfg(cuvmm_shuttle)]
 pub use modelled::{Arc, LOCKED, Mutex, TORN};
 #[cfg(cuvmm_shuttle)]
-pub use shuttle::sync::{MutexGuard, PoisonError};
+pub use shuttle::sync::{Condvar, MutexGuard, PoisonError};
+#[cfg(cuvmm_shuttle)]
+pub use shuttle::{future, lazy_static, thread};
 
 #[cfg(cuvmm_shuttle)]
 mod modelled {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::retired::Retired;
 use crate::settle::Pauses;
 use crate::stream::StreamRef;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, thread, wait_for};
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, pause, spawn};
 use crate::watch::TARGET;
 
 /// Leaves the memory of a buffer to the reaper. Makes no call of the driver.
@@ -91,7 +91,7 @@ impl Reaper {
         }
         drop(queue);
         process::stop_at_exit();
-        if let Err(error) = thread::Builder::new().name("cuvmm-reaper".to_owned()).spawn(|| self.serve()) {
+        if let Err(error) = spawn("cuvmm-reaper", || self.serve()) {
             self.lock().is_served = false;
             tracing::error!(target: TARGET, %error, "no thread can be had that lets go of dropped buffers");
         }
@@ -105,7 +105,7 @@ impl Reaper {
             if left.is_zero() || queue.is_closed {
                 return false;
             }
-            queue = wait_for(&self.ended, &self.queue, queue, left);
+            queue = self.ended.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
@@ -119,7 +119,7 @@ impl Reaper {
         loop {
             if !known.is_empty() {
                 // No more than half of the time is spent on questions.
-                thread::sleep(pauses.next().max(took));
+                pause(pauses.next().max(took));
             }
             let Some((retired, streams)) = self.take(known.is_empty()) else { break };
             let begin = Instant::now();
@@ -180,7 +180,7 @@ impl Reaper {
             if left.is_zero() {
                 return;
             }
-            queue = wait_for(&self.ended, &self.queue, queue, left);
+            queue = self.ended.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

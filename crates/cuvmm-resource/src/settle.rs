@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::fence::Fence;
 use crate::release::{Order, Release};
 use crate::stream::StreamRef;
+use crate::sync::pause;
 
 /// Why a buffer is not settled.
 #[derive(Debug)]
@@ -124,7 +125,7 @@ impl Order {
             if left.is_zero() {
                 return Err(Unsettled::Refused(Error::DeadlinePassed));
             }
-            std::thread::sleep(pauses.next().min(left));
+            pause(pauses.next().min(left));
         }
     }
 }

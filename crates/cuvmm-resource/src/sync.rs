@@ -4,26 +4,29 @@
 use std::time::Duration;
 
 #[cfg(cuvmm_shuttle)]
-pub(crate) use cuvmm_handles::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, thread};
+pub(crate) use cuvmm_handles::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 #[cfg(not(cuvmm_shuttle))]
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-#[cfg(not(cuvmm_shuttle))]
-pub(crate) use std::thread;
 
-/// Waits to be notified, no longer than that. In a model, where no time passes, others get their turn.
-pub(crate) fn wait_for<'a, T>(
-    condvar: &Condvar,
-    _mutex: &'a Mutex<T>,
-    guard: MutexGuard<'a, T>,
-    time: Duration,
-) -> MutexGuard<'a, T> {
+/// Starts a thread that nobody joins: a model ends when its other threads have.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     #[cfg(not(cuvmm_shuttle))]
-    return condvar.wait_timeout(guard, time).unwrap_or_else(PoisonError::into_inner).0;
+    return std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop);
     #[cfg(cuvmm_shuttle)]
     {
-        let _ = (condvar, time);
-        drop(guard);
-        thread::yield_now();
-        _mutex.lock().unwrap_or_else(PoisonError::into_inner)
+        let _ = name;
+        drop(cuvmm_handles::sync::future::spawn(async { work() }));
+        Ok(())
+    }
+}
+
+/// Lets others go on for so long; in a model, where no time passes, before this thread does.
+pub(crate) fn pause(time: Duration) {
+    #[cfg(not(cuvmm_shuttle))]
+    std::thread::sleep(time);
+    #[cfg(cuvmm_shuttle)]
+    {
+        let _ = time;
+        cuvmm_handles::sync::thread::yield_now();
     }
 }

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ptr;
 
 use cuvmm_driver::sys::*;
 use cuvmm_driver::{CUresult, Call, RawDriver};
@@ -33,11 +34,20 @@ struct State {
     /// Mappings: address to size.
     mapped: BTreeMap<u64, usize>,
     violations: Vec<String>,
+    /// Whether work is on all that is mapped.
+    is_working: bool,
+    /// Breaks it: events are over before the work that they were recorded behind.
+    is_hasty: bool,
+    /// Events that were not destroyed.
+    events: BTreeMap<u64, Recorded>,
     /// The call to refuse, and how many of its kind before it.
     refused: Option<(Call, usize)>,
     /// Unmaps that are still to take effect, and whose they are; none: they do at once.
     late: Option<Vec<(ThreadId, u64)>>,
 }
+
+/// Whether an event was recorded.
+type Recorded = bool;
 
 /// What is left of everything: reservations, memory and mappings.
 pub(crate) type Left = [usize; 3];
@@ -51,6 +61,25 @@ impl Checking {
     /// Breaks it: what it says is unmapped stays mapped until the thread's next call.
     pub(crate) fn unmap_late(&self) {
         self.state.lock().unwrap().late = Some(Vec::new());
+    }
+
+    /// Work begins on all that is mapped.
+    pub(crate) fn begin_work(&self) {
+        self.state.lock().unwrap().is_working = true;
+    }
+
+    /// That work is over.
+    pub(crate) fn end_work(&self) {
+        self.state.lock().unwrap().is_working = false;
+    }
+
+    pub(crate) fn hurry(&self) {
+        self.state.lock().unwrap().is_hasty = true;
+    }
+
+    /// Events that were not destroyed.
+    pub(crate) fn events(&self) -> usize {
+        self.state.lock().unwrap().events.len()
     }
 
     /// What is left, once no rule was broken.
@@ -214,7 +243,67 @@ unsafe impl RawDriver for Checking {
                 Some(late) => late.push((thread::current().id(), address.0)),
                 None => drop(state.mapped.remove(&address.0)),
             }
-            require(is_mapping, "no mapping, or unmapped before")
+            require(is_mapping, "no mapping, or unmapped before")?;
+            require(!state.is_working, "unmapped under work")
+        })
+    }
+
+    unsafe fn cuStreamGetCtx(&self, _: CUstream, context: *mut CUcontext) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { context.write(CUcontext(ptr::dangling_mut())) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuCtxPushCurrent(&self, _: CUcontext) -> CUresult {
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuCtxPopCurrent(&self, context: *mut CUcontext) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { context.write(CUcontext(ptr::dangling_mut())) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuThreadExchangeStreamCaptureMode(&self, _: *mut CUstreamCaptureMode) -> CUresult {
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuStreamIsCapturing(&self, _: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { status.write(CUstreamCaptureStatus::NONE) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuEventCreate(&self, event: *mut CUevent, _: CUevent_flags) -> CUresult {
+        self.call(Call::cuEventCreate, |state| {
+            state.given += 1;
+            state.events.insert(state.given, false);
+            // SAFETY: the caller's output.
+            unsafe { event.write(CUevent(ptr::without_provenance_mut(state.given as usize))) };
+            Ok(())
+        })
+    }
+
+    unsafe fn cuEventRecord(&self, event: CUevent, _: CUstream) -> CUresult {
+        self.call(Call::cuEventRecord, |state| {
+            let recorded = state.events.get_mut(&(event.0.addr() as u64)).ok_or("no event, or destroyed before")?;
+            *recorded = true;
+            Ok(())
+        })
+    }
+
+    unsafe fn cuEventQuery(&self, event: CUevent) -> CUresult {
+        let mut is_over = true;
+        let asked = self.call(Call::cuEventQuery, |state| {
+            is_over = !state.is_working || state.is_hasty;
+            require(state.events.get(&(event.0.addr() as u64)) == Some(&true), "no event, or never recorded")
+        });
+        if is_over { asked } else { CUresult::NOT_READY }
+    }
+
+    unsafe fn cuEventDestroy(&self, event: CUevent) -> CUresult {
+        self.call(Call::cuEventDestroy, |state| {
+            require(state.events.remove(&(event.0.addr() as u64)).is_some(), "no event, or destroyed before")
         })
     }
 

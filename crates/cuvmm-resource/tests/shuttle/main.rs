@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod driver;
+mod reaper;
 
 use std::sync::Arc;
 

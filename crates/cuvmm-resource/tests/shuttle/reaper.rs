@@ -1,0 +1,138 @@
+//! Models of what is left to the reaper: whoever drops, whenever the work ends, and whoever waits for the end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cuvmm_driver::sys::CUstream;
+use cuvmm_resource::{Error, OnDrop, Options, Release, StreamRef, VirtualMemoryBuffer};
+use shuttle::thread;
+
+use crate::driver::G;
+use crate::{World, explore, on_threads};
+
+/// A world whose buffers wait for a stream, which has work.
+fn working() -> (World, StreamRef) {
+    let world = World::with(Options::new().on_drop(OnDrop::Defer));
+    // SAFETY: the driver of the models looks at no stream.
+    let stream = unsafe {
+        StreamRef::from_raw(world.resource.device().driver(), CUstream(std::ptr::without_provenance_mut(0x1000)))
+    }
+    .unwrap();
+    world.driver.begin_work();
+    (world, stream)
+}
+
+fn attend(buffers: &[VirtualMemoryBuffer], stream: &StreamRef) {
+    buffers.iter().for_each(|buffer| buffer.set_release(Release::Stream(stream.clone())).unwrap());
+}
+
+/// No time passes in a model.
+fn in_an_hour() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+#[test]
+fn what_is_dropped_while_others_drop_goes_once_and_after_the_work() {
+    explore(|| {
+        let (world, stream) = working();
+        let aliases = world.aliases();
+        attend(&aliases, &stream);
+        let driver = Arc::clone(&world.driver);
+        let work = thread::spawn(move || driver.end_work());
+        on_threads(aliases, drop);
+        world.resource.drain(in_an_hour()).unwrap();
+        work.join().unwrap();
+        assert_eq!((world.driver.left(), world.driver.events()), ([0; 3], 0));
+    });
+}
+
+#[test]
+fn an_alias_that_lives_keeps_what_it_shares_with_those_that_went() {
+    explore(|| {
+        let (world, stream) = working();
+        let aliases = world.aliases();
+        attend(&aliases, &stream);
+        let [first, second, third, moved] = aliases;
+        on_threads([first, second, moved], drop);
+        world.driver.end_work();
+        world.resource.drain(in_an_hour()).unwrap();
+        assert_eq!(world.driver.left(), [1, 3, 3]);
+        drop(third);
+        world.resource.drain(in_an_hour()).unwrap();
+        assert_eq!((world.driver.left(), world.driver.events()), ([0; 3], 0));
+    });
+}
+
+#[test]
+fn several_that_drain_all_come_back_and_none_too_soon() {
+    explore(|| {
+        let (world, stream) = working();
+        let aliases = world.aliases();
+        attend(&aliases, &stream);
+        drop(aliases);
+        assert_eq!(world.resource.drain(Instant::now()), Err(Error::StillPending { buffers: 4 }));
+        let driver = Arc::clone(&world.driver);
+        let work = thread::spawn(move || driver.end_work());
+        on_threads([(); 2].map(|()| (world.resource.clone(), Arc::clone(&world.driver))), |(resource, driver)| {
+            resource.drain(in_an_hour()).unwrap();
+            assert_eq!(driver.left(), [0; 3]);
+        });
+        work.join().unwrap();
+    });
+}
+
+#[test]
+fn what_was_left_to_the_reaper_goes_also_after_its_resource() {
+    explore(|| {
+        let (World { driver, resource }, stream) = working();
+        let buffers = [(); 2].map(|()| resource.allocate(G).unwrap());
+        attend(&buffers, &stream);
+        drop(resource);
+        let ended = Arc::clone(&driver);
+        let work = thread::spawn(move || ended.end_work());
+        on_threads(buffers, drop);
+        while driver.left() != [0; 3] {
+            thread::yield_now();
+        }
+        work.join().unwrap();
+    });
+}
+
+/// A drop that waits asks again and again, and so does the reaper: neither lets go while the other's work goes on.
+#[test]
+fn aliases_that_wait_and_aliases_that_do_not_go_after_the_work() {
+    explore(|| {
+        let (world, stream) = working();
+        let aliases = world.aliases();
+        attend(&aliases, &stream);
+        let driver = Arc::clone(&world.driver);
+        let work = thread::spawn(move || driver.end_work());
+        on_threads(aliases.into_iter().enumerate(), |(index, alias)| {
+            if index % 2 == 0 {
+                alias.close_within(in_an_hour()).unwrap();
+            } else {
+                alias.close_deferred();
+            }
+        });
+        world.resource.drain(in_an_hour()).unwrap();
+        work.join().unwrap();
+        assert_eq!((world.driver.left(), world.driver.events()), ([0; 3], 0));
+    });
+}
+
+#[test]
+#[should_panic(expected = "cuMemUnmap: unmapped under work")]
+fn an_event_that_is_over_before_its_work_is_found() {
+    explore(|| {
+        let (world, stream) = working();
+        world.driver.hurry();
+        let aliases = world.aliases();
+        attend(&aliases, &stream);
+        let driver = Arc::clone(&world.driver);
+        let work = thread::spawn(move || driver.end_work());
+        on_threads(aliases, drop);
+        world.resource.drain(in_an_hour()).unwrap();
+        work.join().unwrap();
+        world.driver.left();
+    });
+}
