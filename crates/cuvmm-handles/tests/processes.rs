@@ -132,7 +132,7 @@ fn a_forked_child_is_refused_without_a_call_or_a_lock() {
         }
         let _over = Over(&is_over);
         let before = count.0.load(Ordering::Relaxed);
-        for round in 0..100 {
+        for round in 0..200 {
             let mut rooms = Some([range.take(0, G).unwrap(), range.take(G, 2 * G).unwrap()]);
             let code = in_child(|| {
                 let Some([room, wide]) = rooms.take() else { return 101 };
