@@ -23,7 +23,7 @@ pub enum Probe {
     Available,
     /// It can't be had.
     Refused {
-        /// The step that failed.
+        /// The step that failed; in a forked child, where none is made, the one that makes memory.
         call: Call,
         /// What it failed with.
         error: Error,
@@ -115,13 +115,15 @@ impl Device {
     /// Attributes promise handle kinds that the machine then refuses (fabric handles without an IMEX channel, file
     /// descriptors on WSL), so this doesn't read them. The first call for a kind probes, and later ones are told
     /// what it found; a kind that is never asked for is never probed. After a failure that says nothing of the kind
-    /// (no memory left, no descriptor left, a driver that answers nothing at all), the next call probes again.
+    /// (no memory left, no descriptor left, a driver that answers nothing at all), the next call probes again. In a forked
+    /// child every kind is refused with [`Error::Forked`].
     pub fn probe(&self, kinds: CUmemAllocationHandleType) -> Probe {
         let driver = self.driver();
-        // In a forked child no call works, and a lock may have been held when the process was forked.
-        let Some(facts) = driver.facts(self.ordinal()).filter(|_| !driver.is_forked()) else {
-            return told(attempt(self, kinds));
-        };
+        // In a forked child a lock may be held by a thread that is not there.
+        if let Err(error) = driver.require_own_process() {
+            return told(Err(error));
+        }
+        let Some(facts) = driver.facts(self.ordinal()) else { return told(attempt(self, kinds)) };
         let known = facts.probes.of(kinds);
         let mut known = lock(&known);
         if let Some(probe) = known.as_ref().filter(|probe| is_verdict(probe)) {
@@ -130,7 +132,8 @@ impl Device {
         known.insert(told(attempt(self, kinds))).clone()
     }
 
-    /// What the last [`probe`](Self::probe) of these kinds found; none before the first. Makes no call.
+    /// What the last [`probe`](Self::probe) of these kinds found; none before the first, nor in a forked child. Makes no
+    /// call.
     pub fn probed(&self, kinds: CUmemAllocationHandleType) -> Option<Probe> {
         let driver = self.driver();
         let facts = driver.facts(self.ordinal()).filter(|_| !driver.is_forked())?;

@@ -82,7 +82,7 @@ impl Device {
     pub fn name(&self) -> Result<String, Error> {
         let mut name: [c_char; 256] = [0; 256];
         // SAFETY: the call writes at most the 255 bytes it is told of, so that the last one stays NUL.
-        let code = unsafe { self.driver.raw().cuDeviceGetName(name.as_mut_ptr(), 255, self.raw()) };
+        let code = unsafe { self.driver.calls()?.cuDeviceGetName(name.as_mut_ptr(), 255, self.raw()) };
         self.driver.check(Call::cuDeviceGetName, code)?;
         // SAFETY: the array outlives the use and ends in NUL.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
@@ -101,7 +101,7 @@ impl Device {
         }
         let mut uuid = CUuuid::default();
         // SAFETY: the output is ours.
-        let code = unsafe { self.driver.raw().cuDeviceGetUuid(&raw mut uuid, self.raw()) };
+        let code = unsafe { self.driver.calls()?.cuDeviceGetUuid(&raw mut uuid, self.raw()) };
         self.driver.check(Call::cuDeviceGetUuid, code)?;
         // Another thread that asked meanwhile was told the same.
         Ok(known.map_or(uuid, |known| *known.get_or_init(|| uuid)))
@@ -115,7 +115,7 @@ impl Device {
     pub fn total_memory(&self) -> Result<usize, Error> {
         let mut bytes = 0;
         // SAFETY: the output is ours.
-        let code = unsafe { self.driver.raw().cuDeviceTotalMem(&raw mut bytes, self.raw()) };
+        let code = unsafe { self.driver.calls()?.cuDeviceTotalMem(&raw mut bytes, self.raw()) };
         self.driver.check(Call::cuDeviceTotalMem, code)?;
         Ok(bytes)
     }
@@ -128,7 +128,7 @@ impl Device {
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<Option<i32>, Error> {
         let mut value = 0;
         // SAFETY: the output is ours.
-        let code = unsafe { self.driver.raw().cuDeviceGetAttribute(&raw mut value, attribute, self.raw()) };
+        let code = unsafe { self.driver.calls()?.cuDeviceGetAttribute(&raw mut value, attribute, self.raw()) };
         if code == CUresult::INVALID_VALUE {
             return Ok(None);
         }
@@ -144,7 +144,7 @@ impl Device {
     pub fn pci_bus_id(&self) -> Result<String, Error> {
         let mut id: [c_char; 32] = [0; 32];
         // SAFETY: the call writes at most the 31 bytes it is told of, so that the last one stays NUL.
-        let code = unsafe { self.driver.raw().cuDeviceGetPCIBusId(id.as_mut_ptr(), 31, self.raw()) };
+        let code = unsafe { self.driver.calls()?.cuDeviceGetPCIBusId(id.as_mut_ptr(), 31, self.raw()) };
         self.driver.check(Call::cuDeviceGetPCIBusId, code)?;
         // SAFETY: the array outlives the use and ends in NUL.
         Ok(unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy().into_owned())
@@ -180,7 +180,7 @@ impl Device {
         let mut value = 0;
         // SAFETY: the output is ours.
         let code =
-            unsafe { self.driver.raw().cuDeviceGetP2PAttribute(&raw mut value, attribute, self.raw(), peer.raw()) };
+            unsafe { self.driver.calls()?.cuDeviceGetP2PAttribute(&raw mut value, attribute, self.raw(), peer.raw()) };
         self.driver.check(Call::cuDeviceGetP2PAttribute, code)?;
         Ok(value)
     }
@@ -194,7 +194,7 @@ impl Device {
         self.driver.require_same(&peer.driver)?;
         let mut can = 0;
         // SAFETY: the output is ours.
-        let code = unsafe { self.driver.raw().cuDeviceCanAccessPeer(&raw mut can, self.raw(), peer.raw()) };
+        let code = unsafe { self.driver.calls()?.cuDeviceCanAccessPeer(&raw mut can, self.raw(), peer.raw()) };
         self.driver.check(Call::cuDeviceCanAccessPeer, code)?;
         Ok(can != 0)
     }

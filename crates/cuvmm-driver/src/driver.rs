@@ -1,12 +1,14 @@
 //! [`Driver`]: a started driver, cheap to clone, through which every typed call goes.
 //!
 //! # Safety
-//! Each raw call is given outputs of its own and inputs that outlive it.
+//! Each raw call is given outputs of its own and inputs that outlive it. The system's driver is kept for good.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::device::{Device, Facts};
 use crate::error::Error;
@@ -33,21 +35,34 @@ struct Inner {
     stranded: Stranded,
 }
 
-/// The system's own driver, once it is loaded.
-static SYSTEM: OnceLock<Driver> = OnceLock::new();
+/// The system's own driver, once it is loaded: a box that is never freed. It is no lock, which a process that is forked
+/// just then would wait for.
+static SYSTEM: AtomicPtr<Driver> = AtomicPtr::new(ptr::null_mut());
 
 impl Driver {
     /// Loads `libcuda.so.1` and starts it. Later calls give clones of the same driver; it is never unloaded.
     ///
     /// # Errors
     /// [`LoadError::LibraryNotFound`] without an NVIDIA driver, [`LoadError::MissingSymbol`] with one that is too
-    /// old, [`LoadError::Init`] with the code of cuInit where there is a driver and no usable device.
+    /// old, [`LoadError::Init`] with the code of cuInit where there is a driver and no usable device, and with
+    /// [`Error::Forked`] in a process that was forked from one that had loaded it.
     pub fn load() -> Result<Self, LoadError> {
-        if let Some(driver) = SYSTEM.get() {
-            return Ok(driver.clone());
+        let mut kept = SYSTEM.load(Ordering::Acquire);
+        if kept.is_null() {
+            let made = Box::into_raw(Box::new(Self::new(Table::load()?)?));
+            kept = match SYSTEM.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => made,
+                Err(first) => {
+                    // SAFETY: it is the box of just now; another thread was first, and nobody else knows of it.
+                    drop(unsafe { Box::from_raw(made) });
+                    first
+                }
+            };
         }
-        let driver = Self::new(Table::load()?)?;
-        Ok(SYSTEM.get_or_init(|| driver).clone())
+        // SAFETY: what is kept came of a box, and is never freed or changed.
+        let driver = unsafe { &*kept };
+        driver.require_own_process()?;
+        Ok(driver.clone())
     }
 
     /// Loads the driver library at `path` and starts it. Each call makes a driver of its own, different from all
@@ -90,9 +105,16 @@ impl Driver {
         Ok(Self { inner: Arc::new(Inner { raw, process, version, devices, stranded: Stranded::default() }) })
     }
 
-    /// The calls themselves, for what has no typed form.
+    /// The calls themselves, for what has no typed form. In a forked child they are as good as the driver makes them, which
+    /// answers nearly all with 3.
     pub fn raw(&self) -> &dyn RawDriver {
         &*self.inner.raw
+    }
+
+    /// The calls, for a typed one: none in a forked child.
+    pub(crate) fn calls(&self) -> Result<&dyn RawDriver, Error> {
+        self.require_own_process()?;
+        Ok(self.raw())
     }
 
     /// The CUDA version that the driver supports.
@@ -144,6 +166,23 @@ impl Driver {
     /// to be cleaned up.
     pub fn is_forked(&self) -> bool {
         process_id() != self.inner.process
+    }
+
+    /// Refuses a process that was forked from the one that started the driver. Every typed call asks this first, and so
+    /// does whatever takes a lock: another thread may have held it when the process was forked, and is not there to let
+    /// go of it.
+    ///
+    /// ```
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// let driver = Simulator::new(Machine::h200()).driver()?;
+    /// driver.require_own_process()?;
+    /// # Ok::<(), cuvmm_driver::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn require_own_process(&self) -> Result<(), Error> {
+        if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
     }
 
     /// Whether the calling thread is inside a host function or a destructor of the driver's, where every CUDA call is
@@ -222,10 +261,10 @@ fn failed(raw: &dyn RawDriver, call: Call, code: CUresult) -> Error {
     if code == CUresult::NOT_SUPPORTED && !raw.provides(call) {
         return Error::Unsupported { symbol: call, since: call.symbol().version };
     }
-    let mut name = std::ptr::null();
+    let mut name = ptr::null();
     // SAFETY: the output is ours.
     let named = unsafe { raw.cuGetErrorName(code, &raw mut name) };
-    let mut text = std::ptr::null();
+    let mut text = ptr::null();
     // SAFETY: the output is ours.
     let described = unsafe { raw.cuGetErrorString(code, &raw mut text) };
     Error::Call {

@@ -38,6 +38,9 @@ pub enum Error {
     /// Values of two drivers in one operation. No call was made: a driver crashes on handles that it did not make.
     #[error("values of two different drivers in one operation")]
     DifferentDrivers,
+    /// The process was forked from the one that started the driver, and no call works in it. None was made.
+    #[error("called in a process that was forked from the one that started the driver")]
+    Forked,
     /// An argument that the driver is known to misread. No call was made.
     #[error("{call} was not called: {reason}")]
     InvalidArgument {
@@ -54,7 +57,7 @@ impl Error {
         match self {
             Self::Call { call, .. } | Self::InvalidArgument { call, .. } => Some(*call),
             Self::Unsupported { symbol, .. } => Some(*symbol),
-            Self::NoSuchDevice { .. } | Self::DifferentDrivers => None,
+            Self::NoSuchDevice { .. } | Self::DifferentDrivers | Self::Forked => None,
         }
     }
 

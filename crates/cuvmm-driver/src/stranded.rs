@@ -36,9 +36,9 @@ pub enum StrandedKind {
 
 impl Driver {
     /// Counts and reports what could not be given back, for the layer that owned it. Keeps quiet when the driver has
-    /// shut down: the end of the process gives back everything.
+    /// shut down, where the end of the process gives back everything, and in a forked child, where it is the parent's.
     pub fn strand(&self, kind: StrandedKind, error: &Error, what: &str) {
-        if !error.is_shut_down() {
+        if !error.is_shut_down() && *error != Error::Forked {
             self.stranded().add(kind);
             tracing::error!(?kind, %error, "{what}");
         }

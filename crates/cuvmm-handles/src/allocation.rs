@@ -126,12 +126,13 @@ impl Allocation {
     /// Makes `size` bytes of memory (`cuMemCreate`). What they hold is undefined.
     ///
     /// # Errors
-    /// [`Error::NotGranular`] for zero; what the driver answers.
+    /// [`Error::NotGranular`] for zero, [`Forked`](cuvmm_driver::Error::Forked); what the driver answers.
     #[doc(alias = "cuMemCreate")]
     pub fn create(driver: &Driver, size: GranularSize, properties: &CUmemAllocationProp) -> Result<Self, Error> {
         if size.is_zero() {
             return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
         }
+        driver.require_own_process()?;
         let bytes = size.bytes();
         let handle = driver.mem_create(bytes, properties).map_err(|error| Error::Create { bytes, error })?;
         let origin = Origin::Created(properties.requested_handle_types);

@@ -64,12 +64,12 @@ impl PrimaryContext {
     }
 
     fn give_back(&mut self) -> Result<(), Error> {
-        if std::mem::replace(&mut self.released, true) {
+        let driver = self.device.driver();
+        if std::mem::replace(&mut self.released, true) || driver.is_forked() {
             return Ok(());
         }
         // SAFETY: the share was taken by this value, and `released` makes this the only time that it is given back.
         let result = unsafe { self.device.primary_ctx_release() };
-        let driver = self.device.driver();
         result.inspect_err(|error| driver.strand(StrandedKind::Other, error, "a primary context was not released"))
     }
 }

@@ -27,7 +27,8 @@ use cuvmm_driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUmemLocation, C
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The driver refused any other call, or values of two drivers met.
+    /// The driver refused any other call, values of two drivers met, or the process was forked from the one that started
+    /// the driver ([`Forked`](cuvmm_driver::Error::Forked)).
     #[error(transparent)]
     Driver(#[from] cuvmm_driver::Error),
     /// Addresses could not be reserved.

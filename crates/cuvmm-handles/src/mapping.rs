@@ -102,6 +102,7 @@ impl Mapping {
     /// As [`map`](Self::map); [`Error::OutOfBounds`] unless the room is as long as the allocation.
     pub fn map_in(room: Room, allocation: Arc<Allocation>, access: Arc<[CUmemAccessDesc]>) -> Result<Self, Error> {
         Self::check(&room, &allocation)?;
+        allocation.driver().require_own_process()?;
         // SAFETY: the handle is alive, the room lies within one reservation, and nobody else maps in it.
         unsafe { allocation.driver().mem_map(room.address(), room.size(), allocation.handle()) }
             .map_err(|error| Error::Map { address: room.address(), bytes: room.size(), error })?;

@@ -58,8 +58,8 @@ impl Reservation {
     /// Reserves `size` bytes anywhere, at a multiple of `alignment` (0: of 2 MiB) (`cuMemAddressReserve`).
     ///
     /// # Errors
-    /// [`Error::NotGranular`] for a size that is no positive multiple of 2 MiB, [`Error::Alignment`]; what the
-    /// driver answers: 2 when so much address space can't be had.
+    /// [`Error::NotGranular`] for a size that is no positive multiple of 2 MiB, [`Error::Alignment`],
+    /// [`Forked`](cuvmm_driver::Error::Forked); what the driver answers: 2 when so much address space can't be had.
     #[doc(alias = "cuMemAddressReserve")]
     pub fn reserve(driver: &Driver, size: GranularSize, alignment: usize) -> Result<Self, Error> {
         Self::hinted(driver, size, alignment, CUdeviceptr(0))
@@ -74,6 +74,7 @@ impl Reservation {
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(Error::Alignment { alignment });
         }
+        driver.require_own_process()?;
         let address = driver.mem_address_reserve(size, alignment, hint).map_err(|error| Error::Reserve {
             bytes: size,
             alignment,
@@ -250,7 +251,8 @@ impl Reservation {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotGranular`] for no bytes, [`Error::OutOfBounds`], [`Error::AlreadyMapped`].
+    /// [`Error::NotGranular`] for no bytes, [`Error::OutOfBounds`], [`Error::AlreadyMapped`],
+    /// [`Forked`](cuvmm_driver::Error::Forked).
     // No `Arc` but the standard library's can be a receiver: in a model, sync.rs has this method.
     #[cfg(not(cuvmm_shuttle))]
     pub fn take(self: &Arc<Self>, offset: usize, size: usize) -> Result<Room, Error> {
@@ -301,9 +303,11 @@ impl Reservation {
         self.usage.as_deref()
     }
 
-    /// The lock is never held across a call; a panic under it can't leave the map half changed.
-    fn taken(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The lock is never held across a call; a panic under it can't leave the map half changed. In a forked child it may be
+    /// held by a thread that is not there, so nobody takes it.
+    fn taken(&self) -> Result<MutexGuard<'_, BTreeMap<usize, usize>>, Error> {
+        self.driver.require_own_process()?;
+        Ok(self.taken.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -351,7 +355,7 @@ impl Room {
         let (Some(end), Some(address)) = (end, reservation.address.checked_add(offset)) else {
             return Err(Error::OutOfBounds { offset, size, reserved: reservation.size });
         };
-        let mut taken = reservation.taken();
+        let mut taken = reservation.taken()?;
         if taken.range(..end).next_back().is_some_and(|(start, length)| start + length > offset) {
             return Err(Error::AlreadyMapped { offset, size });
         }
@@ -378,13 +382,13 @@ impl Room {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] unless both have bytes; the room is then free.
+    /// [`Error::OutOfBounds`] unless both have bytes; the room is then free. [`Forked`](cuvmm_driver::Error::Forked).
     pub fn split(mut self, size: usize) -> Result<(Self, Self), Error> {
         let out_of_bounds = Error::OutOfBounds { offset: 0, size, reserved: self.size };
         let rest = self.size.checked_sub(size).filter(|rest| *rest > 0 && size > 0);
         let (Some(rest), Some(address)) = (rest, self.address.checked_add(size)) else { return Err(out_of_bounds) };
         let offset = self.offset + size;
-        let mut taken = self.reservation.taken();
+        let mut taken = self.reservation.taken()?;
         taken.insert(self.offset, size);
         taken.insert(offset, rest);
         drop(taken);
@@ -433,8 +437,8 @@ impl Drop for Room {
     fn drop(&mut self) {
         if self.stuck {
             std::mem::forget(Arc::clone(&self.reservation));
-        } else if !self.reservation.driver.is_forked() {
-            self.reservation.taken().remove(&self.offset);
+        } else if let Ok(mut taken) = self.reservation.taken() {
+            taken.remove(&self.offset);
         }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
 use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
-use cuvmm_handles::{Allocation, Granularity, Mapping, PrimaryContext, Usage};
+use cuvmm_handles::{Allocation, Error, Granularity, Mapping, PrimaryContext, Reservation, Usage, is_vmm};
 use cuvmm_sim::{Faults, Machine, Simulator};
 use support::{Bench, G, R};
 
@@ -39,6 +39,15 @@ fn in_child(work: impl FnOnce() -> i32) -> Option<i32> {
     (status & 0x7f == 0).then_some(status >> 8 & 0xff)
 }
 
+/// Tells the other threads that it is over, also where the test fails: their scope waits for them.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Counts calls without a lock.
 #[derive(Clone, Default)]
 struct Count(Arc<AtomicUsize>);
@@ -58,31 +67,34 @@ fn a_forked_child_lets_go_without_a_call_or_a_lock() {
     let driver = Driver::new(Hooked::new(simulator.clone(), count.clone())).unwrap();
     let bench = Bench { simulator, driver, faults: Faults::new() };
     let range = bench.addresses(1);
-    let stop = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 1..=3 {
-            let (range, stop) = (&range, &stop);
+            let (range, is_over) = (&range, &is_over);
             scope.spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
+                while !is_over.load(Ordering::Relaxed) {
                     drop(range.take(thread * G, G));
                 }
             });
         }
-        for round in 0..30 {
+        let _over = Over(&is_over);
+        for round in 0..100 {
             let mappings = [(); 2].map(|()| bench.mapping());
             let shared = Mapping::map(&range, R - G, bench.memory(1), bench.access()).unwrap();
             let room = range.take(0, G).unwrap();
             let [own, other] = [(); 2].map(|()| Arc::into_inner(bench.addresses(1)).unwrap());
             let memory = Arc::into_inner(bench.memory(1)).unwrap();
-            let primary = PrimaryContext::retain(&bench.driver.device(0).unwrap()).unwrap();
+            let [released, primary] =
+                [(); 2].map(|()| PrimaryContext::retain(&bench.driver.device(0).unwrap()).unwrap());
             let before = count.0.load(Ordering::Relaxed);
             // The child's copies are its own: here everything stays as it is.
-            let mut all = Some((mappings, shared, room, own, other, memory, primary));
+            let mut all = Some((mappings, shared, room, own, other, memory, released, primary));
             let code = in_child(|| {
-                let Some(([closed, dropped], shared, room, own, other, memory, primary)) = all.take() else {
+                let Some(([closed, dropped], shared, room, own, other, memory, released, primary)) = all.take() else {
                     return 101;
                 };
-                let closed = closed.close().is_ok() && own.close().is_ok() && memory.close().is_ok();
+                let released = released.release().is_ok();
+                let closed = released && closed.close().is_ok() && own.close().is_ok() && memory.close().is_ok();
                 drop((dropped, shared, room, other, primary));
                 let calls = count.0.load(Ordering::Relaxed) - before;
                 let stranded = bench.driver.stranded().total();
@@ -91,9 +103,70 @@ fn a_forked_child_lets_go_without_a_call_or_a_lock() {
             assert_eq!(code, Some(42), "round {round}: none is a child that hung");
             assert!(all.is_some());
         }
-        stop.store(true, Ordering::Relaxed);
     });
     drop(range);
+    bench.assert_clean();
+}
+
+/// So does what is asked of it: the child is told where it is, while other threads hold the lock of the same reservation as
+/// often as not.
+#[test]
+fn a_forked_child_is_refused_without_a_call_or_a_lock() {
+    let (simulator, count) = (Simulator::new(Machine::small()), Count::default());
+    let driver = Driver::new(Hooked::new(simulator.clone(), count.clone())).unwrap();
+    let bench = Bench { simulator, driver, faults: Faults::new() };
+    let (range, memory) = (bench.addresses(1), bench.memory_for(1, CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR));
+    let device = bench.driver.device(0).unwrap();
+    let properties = bench.properties(CUmemAllocationHandleType::NONE);
+    let mapping = Mapping::map(&range, R - G, Arc::clone(&memory), bench.access()).unwrap();
+    let (one, several) = (memory.granularity().exact(G).unwrap(), Reservation::GRANULARITY.exact(R).unwrap());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 2..=4 {
+            let (range, is_over) = (&range, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(range.take(2 * thread * G, 2 * G).unwrap().split(G));
+                }
+            });
+        }
+        let _over = Over(&is_over);
+        let before = count.0.load(Ordering::Relaxed);
+        for round in 0..200 {
+            let mut rooms = Some([range.take(0, G).unwrap(), range.take(G, 2 * G).unwrap()]);
+            let code = in_child(|| {
+                let Some([room, wide]) = rooms.take() else { return 101 };
+                if (room.behind(), wide.end()) != (R - G, 3 * G) {
+                    return 1;
+                }
+                let driver = &bench.driver;
+                let refused = [
+                    range.take(3 * G, G).map(drop),
+                    wide.split(G).map(drop),
+                    Mapping::map(&range, 3 * G, Arc::clone(&memory), Arc::new([])).map(drop),
+                    Mapping::map_in(room, Arc::clone(&memory), Arc::new([])).map(drop),
+                    Reservation::reserve(driver, several, 0).map(drop),
+                    Reservation::at(driver, several, range.address()).map(drop),
+                    Allocation::create(driver, one, &properties).map(drop),
+                    Granularity::minimum(driver, &properties).map(drop),
+                    memory.export_posix_fd().map(drop),
+                    memory.properties().map(drop),
+                    mapping.export_dma_buf().map(drop),
+                    is_vmm(driver, range.address()).map(drop),
+                    PrimaryContext::retain(&device).map(drop).map_err(Error::from),
+                ];
+                let forked = Err(Error::Driver(cuvmm_driver::Error::Forked));
+                if refused.iter().any(|result| *result != forked) {
+                    return 2;
+                }
+                let is_quiet = count.0.load(Ordering::Relaxed) == before && driver.stranded().is_empty();
+                if is_quiet { 42 } else { 3 }
+            });
+            assert_eq!(code, Some(42), "round {round}: none is a child that hung");
+        }
+    });
+    mapping.close().unwrap();
+    drop((range, memory));
     bench.assert_clean();
 }
 

@@ -184,7 +184,8 @@ pub enum Error {
         /// Which chunk.
         chunk: usize,
     },
-    /// The driver refused a call.
+    /// The driver refused a call, or the process was forked from the one that started it
+    /// ([`Forked`](cuvmm_driver::Error::Forked)).
     #[error(transparent)]
     Driver(#[from] cuvmm_driver::Error),
     /// An operation on an allocation failed.

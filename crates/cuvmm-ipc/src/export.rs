@@ -33,8 +33,8 @@ use crate::watch;
 ///
 /// # Errors
 /// [`Error::NotExportable`] for a buffer of a resource that was not made for it, [`Error::Imported`] for one with
-/// memory of another process in it, both before any call; what the driver answers. What was exported before a failure
-/// is closed.
+/// memory of another process in it, [`Forked`](cuvmm_driver::Error::Forked), all before any call; what the driver answers.
+/// What was exported before a failure is closed.
 #[doc(alias = "cuMemExportToShareableHandle")]
 pub fn export(buffer: &VirtualMemoryBuffer) -> Result<BufferDescriptor, Error> {
     watch::export(buffer, || {

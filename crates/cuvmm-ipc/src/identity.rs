@@ -2,8 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use cuvmm_driver::sys::CUuuid;
 use cuvmm_resource::VirtualMemoryResource;
@@ -126,8 +125,29 @@ impl HostId {
 
     /// This host; none where the kernel doesn't say (`/proc` may be missing in a container).
     pub fn current() -> Option<Self> {
-        static CURRENT: OnceLock<Option<HostId>> = OnceLock::new();
-        *CURRENT.get_or_init(|| parse_boot_id(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?))
+        // No lock that another thread may have had when the process was forked: whoever reads the id reads the same.
+        const UNREAD: u8 = 0;
+        const UNKNOWN: u8 = 1;
+        const KNOWN: u8 = 2;
+        static STATE: AtomicU8 = AtomicU8::new(UNREAD);
+        static HALVES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+        match STATE.load(Ordering::Acquire) {
+            UNREAD => {
+                let read = read_boot_id();
+                if let Some(id) = read {
+                    let bits = u128::from_ne_bytes(id.0);
+                    HALVES[0].store((bits >> 64) as u64, Ordering::Relaxed);
+                    HALVES[1].store(bits as u64, Ordering::Relaxed);
+                }
+                STATE.store(if read.is_some() { KNOWN } else { UNKNOWN }, Ordering::Release);
+                read
+            }
+            KNOWN => {
+                let [high, low] = HALVES.each_ref().map(|half| u128::from(half.load(Ordering::Relaxed)));
+                Some(Self((high << 64 | low).to_ne_bytes()))
+            }
+            _ => None,
+        }
     }
 
     /// The bytes, in the order in which the text form of a boot id spells them.
@@ -142,6 +162,10 @@ impl HostId {
             _ => None,
         }
     }
+}
+
+fn read_boot_id() -> Option<HostId> {
+    parse_boot_id(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
 }
 
 /// Reads 32 hexadecimal digits with dashes anywhere between them.

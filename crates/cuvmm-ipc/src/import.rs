@@ -45,11 +45,11 @@ const HIDDEN_DEVICE: i32 = -2;
 ///
 /// # Errors
 /// [`Error::WrongHandleKind`], [`Error::WrongHost`], [`Error::WrongLocation`], [`Error::ChunkSize`],
-/// [`Error::WrongFile`] before the memory is asked for; [`Error::OtherMemory`], [`Error::HiddenDevice`]; what the
-/// driver answers. Nothing is left behind, and the handles are closed.
+/// [`Error::WrongFile`], [`Forked`](cuvmm_driver::Error::Forked) before the memory is asked for; [`Error::OtherMemory`],
+/// [`Error::HiddenDevice`]; what the driver answers. Nothing is left behind, and the handles are closed.
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import(resource: &VirtualMemoryResource, descriptor: BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
-    watch::import(watch::import_span(Some(descriptor.metadata())), || {
+    watch::import(watch::import_span(resource, Some(descriptor.metadata()))?, || {
         check(resource, descriptor.metadata())?;
         FileKind::check(resource.device(), descriptor.fds().enumerate())?;
         let (metadata, handles) = descriptor.into_parts();
@@ -84,7 +84,7 @@ pub fn import_from(
     resource: &VirtualMemoryResource,
     descriptor: &BufferDescriptor,
 ) -> Result<VirtualMemoryBuffer, Error> {
-    watch::import(watch::import_span(Some(descriptor.metadata())), || {
+    watch::import(watch::import_span(resource, Some(descriptor.metadata()))?, || {
         check(resource, descriptor.metadata())?;
         FileKind::check(resource.device(), descriptor.fds().enumerate())?;
         let mut handles = descriptor.fds();

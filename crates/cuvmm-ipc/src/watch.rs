@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use cuvmm_resource::VirtualMemoryBuffer;
+use cuvmm_resource::{VirtualMemoryBuffer, VirtualMemoryResource};
 use tracing::{Level, Span};
 
 use crate::descriptor::Metadata;
@@ -12,11 +12,13 @@ use crate::error::Error;
 /// The target of each span and event.
 const TARGET: &str = "cuvmm_ipc";
 
-/// Around an import. It tells what was announced, where that is known beforehand.
-pub(crate) fn import_span(announced: Option<&Metadata>) -> Span {
+/// Around an import. It tells what was announced, where that is known beforehand. Refused in a forked child, where nothing
+/// else is to come first: a subscriber may have locks, too.
+pub(crate) fn import_span(resource: &VirtualMemoryResource, announced: Option<&Metadata>) -> Result<Span, Error> {
+    resource.device().driver().require_own_process()?;
     let size = announced.map(|metadata| metadata.size);
     let chunks = announced.map(|metadata| metadata.sizes.len());
-    tracing::debug_span!(target: TARGET, "import", size, chunks)
+    Ok(tracing::debug_span!(target: TARGET, "import", size, chunks))
 }
 
 /// Imports, in the span.
@@ -38,8 +40,9 @@ pub(crate) fn import(
     })
 }
 
-/// Exports a buffer, in a span that tells which.
+/// Exports a buffer, in a span that tells which. Refused in a forked child, as an import.
 pub(crate) fn export<T>(buffer: &VirtualMemoryBuffer, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    buffer.resource().device().driver().require_own_process()?;
     let span = tracing::debug_span!(
         target: TARGET,
         "export",

@@ -213,9 +213,7 @@ impl VirtualMemoryBuffer {
 
     /// Held for a moment. Refused in a forked child: a thread that is not there may have held it when that was made.
     pub(crate) fn order(&self) -> Result<MutexGuard<'_, Order>, Error> {
-        if self.driver().is_forked() {
-            return Err(Error::Forked);
-        }
+        self.resource.require_own_process()?;
         Ok(self.order.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -280,9 +278,7 @@ impl VirtualMemoryBuffer {
         if self.is_empty() {
             return Ok(());
         }
-        if self.driver().is_forked() {
-            return Err(Error::Forked);
-        }
+        self.resource.require_own_process()?;
         if self.driver().is_in_host_function()? {
             return Err(Error::HostCallback);
         }

@@ -166,15 +166,12 @@ impl VirtualMemoryBuffer {
         if !self.has_something() {
             return Ok(None);
         }
-        let driver = self.resource.device().driver();
-        if driver.is_forked() {
-            return Err(Unsettled::Refused(Error::Forked));
-        }
+        self.resource.require_own_process().map_err(Unsettled::Refused)?;
         let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !self.range.is_empty() || !order.has_no_fence() {
             return Ok(Some((order, &self.resource)));
         }
-        match driver.is_in_host_function() {
+        match self.resource.device().driver().is_in_host_function() {
             Ok(true) => Err(Unsettled::Refused(Error::HostCallback)),
             _ => Ok(None),
         }

@@ -37,9 +37,7 @@ impl VirtualMemoryResource {
     /// [`Error::StillPending`] at the deadline, and at once where the process exits; [`Error::Forked`]. What failed by then
     /// was counted and reported as after a drop.
     pub fn drain(&self, deadline: Instant) -> Result<(), Error> {
-        if self.device().driver().is_forked() {
-            return Err(Error::Forked);
-        }
+        self.require_own_process()?;
         let is_drained = || self.pending() == 0;
         if is_drained() || reaper::wait_until(deadline, is_drained) {
             return Ok(());

@@ -32,7 +32,7 @@ use crate::shortage::OutOfMemory;
 pub enum Error {
     /// The driver refused a call, or values of two drivers met.
     #[error(transparent)]
-    Driver(#[from] cuvmm_driver::Error),
+    Driver(cuvmm_driver::Error),
     /// An operation on allocations, reservations or mappings failed.
     #[error(transparent)]
     Handles(cuvmm_handles::Error),
@@ -246,7 +246,8 @@ pub enum Error {
     /// The calling thread is inside a host function of the driver's, where no CUDA call is allowed.
     #[error("called from a host function of the driver")]
     HostCallback,
-    /// The process was forked from the one that the memory is of, where no call works and the memory is not mapped.
+    /// The process was forked from the one that started the driver. No call works in it, memory of the host is not mapped,
+    /// and a lock may be held for ever: whatever can fail is refused before a call or a lock.
     #[error("called in a process that was forked from the one that started the driver")]
     Forked,
 }
@@ -293,10 +294,17 @@ impl Error {
     }
 }
 
+impl From<cuvmm_driver::Error> for Error {
+    fn from(error: cuvmm_driver::Error) -> Self {
+        if error == cuvmm_driver::Error::Forked { Self::Forked } else { Self::Driver(error) }
+    }
+}
+
 impl From<cuvmm_handles::Error> for Error {
     fn from(error: cuvmm_handles::Error) -> Self {
         use cuvmm_handles::Error as Handles;
         match error {
+            Handles::Driver(cuvmm_driver::Error::Forked) => Self::Forked,
             Handles::Reserve { bytes, alignment, error, .. } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
                 Self::AddressSpaceExhausted { bytes, alignment, error }
             }

@@ -146,9 +146,7 @@ impl VirtualMemoryBuffer {
 
     /// Refuses where no call can be made.
     fn require_calls(&self) -> Result<(), Error> {
-        if self.driver().is_forked() {
-            return Err(Error::Forked);
-        }
+        self.resource().require_own_process()?;
         if self.driver().is_in_host_function()? { Err(Error::HostCallback) } else { Ok(()) }
     }
 

@@ -138,6 +138,7 @@ impl VirtualMemoryBuffer {
     /// [`Error::Handles`] also where the memory that is there ends at no multiple of the granularity of what is to be
     /// added: memory that was imported or mapped by others may, and any where `chunk_of` has a coarser one.
     pub fn grow_with(&self, new_size: usize, options: &GrowOptions) -> Result<Self, Error> {
+        self.resource().require_own_process()?;
         watch("grow", self.grow_span(new_size, options), || {
             let ended = self.larger(new_size, options);
             self.resource().counts().add_grow(&ended);
@@ -224,6 +225,9 @@ impl VirtualMemoryBuffer {
     /// # Errors
     /// As [`grow_into`](Self::grow_into) and [`grow_with`](Self::grow_with).
     pub fn grow_into_with(self, new_size: usize, options: &GrowOptions) -> Result<Self, ResizeError> {
+        if let Err(error) = self.resource().require_own_process() {
+            return Err(ResizeError { error, buffer: Box::new(self), resized: false });
+        }
         watch("grow", self.grow_span(new_size, options), || {
             let ended = match self.larger(new_size, options) {
                 Ok(grown) if grown.outcome() == Some(Outcome::Moved) => self.replace_by(grown),

@@ -161,11 +161,11 @@ impl VirtualMemoryResource {
     ///
     /// # Errors
     /// [`Error::Handles`] for a size that overflows; [`Error::AddressSpaceExhausted`], [`Error::OutOfMemory`],
-    /// [`Error::AccessRefused`], [`Error::HandleKindRefused`] where that changed since the resource was made; what else
-    /// the driver answers. Nothing is left behind.
+    /// [`Error::AccessRefused`], [`Error::HandleKindRefused`] where that changed since the resource was made;
+    /// [`Error::Forked`]; what else the driver answers. Nothing is left behind.
     #[doc(alias = "cuMemCreate")]
     pub fn allocate(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
-        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, zeroed = false);
+        let span = || tracing::debug_span!(target: TARGET, "allocate", requested = size, zeroed = false);
         self.observed(span, || self.exact(size))
     }
 
@@ -191,7 +191,7 @@ impl VirtualMemoryResource {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn allocate_with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
-        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, capacity, zeroed = false);
+        let span = || tracing::debug_span!(target: TARGET, "allocate", requested = size, capacity, zeroed = false);
         self.observed(span, || self.with_capacity(size, capacity))
     }
 
@@ -215,7 +215,7 @@ impl VirtualMemoryResource {
     /// As [`allocate`](Self::allocate); [`Error::NotWritable`] before any call where the resource's device may not
     /// write the memory; as [`fill`](VirtualMemoryBuffer::fill).
     pub fn allocate_zeroed(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
-        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, zeroed = true);
+        let span = || tracing::debug_span!(target: TARGET, "allocate", requested = size, zeroed = true);
         self.observed(span, || {
             self.memory().require_writable()?;
             self.exact(size)?.zeroed_from(0)
@@ -228,20 +228,21 @@ impl VirtualMemoryResource {
     /// # Errors
     /// As those.
     pub fn allocate_zeroed_with_capacity(&self, size: usize, capacity: usize) -> Result<VirtualMemoryBuffer, Error> {
-        let span = tracing::debug_span!(target: TARGET, "allocate", requested = size, capacity, zeroed = true);
+        let span = || tracing::debug_span!(target: TARGET, "allocate", requested = size, capacity, zeroed = true);
         self.observed(span, || {
             self.memory().require_writable()?;
             self.with_capacity(size, capacity)?.zeroed_from(0)
         })
     }
 
-    /// Makes a buffer, in the span, and counts it.
+    /// Makes a buffer, in the span, and counts it. Nobody listens in a forked child: a subscriber has locks, too.
     fn observed(
         &self,
-        span: tracing::Span,
+        span: impl FnOnce() -> tracing::Span,
         make: impl FnOnce() -> Result<VirtualMemoryBuffer, Error>,
     ) -> Result<VirtualMemoryBuffer, Error> {
-        watch("allocate", span, || make().inspect(|_| self.counts().add_allocation()))
+        self.require_own_process()?;
+        watch("allocate", span(), || make().inspect(|_| self.counts().add_allocation()))
     }
 
     fn exact(&self, size: usize) -> Result<VirtualMemoryBuffer, Error> {
@@ -294,6 +295,7 @@ impl VirtualMemoryResource {
         size: usize,
         mut next: impl FnMut(usize, GranularSize) -> Result<Allocation, E>,
     ) -> Result<VirtualMemoryBuffer, E> {
+        self.require_own_process()?;
         let (sizes, sum) = self.check_chunks(chunks, size)?;
         if sizes.is_empty() {
             self.counts().add_allocation();
@@ -405,6 +407,11 @@ impl VirtualMemoryResource {
         &self.inner.memory
     }
 
+    /// What every operation asks before its first call, lock or span.
+    pub(crate) fn require_own_process(&self) -> Result<(), Error> {
+        Ok(self.device().driver().require_own_process()?)
+    }
+
     /// Waits for all that memory of this resource is to wait for. No default stream is meant by default where it is the
     /// host's.
     pub(crate) fn settle(&self, order: &mut Order, instead: Option<&StreamRef>) -> Result<(), Unsettled> {
@@ -427,6 +434,7 @@ impl VirtualMemoryResource {
 
     /// The resource's own stream, which waits for no other.
     pub(crate) fn own_stream(&self) -> Result<StreamRef, Error> {
+        self.require_own_process()?;
         let lock = || self.inner.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let known = lock().clone();
         if let Some(known) = known {

@@ -43,7 +43,7 @@ impl Noted {
 
     /// A failure that can't be gone on past. The first is told, as ever.
     pub(crate) fn refused(&self, error: cuvmm_driver::Error) -> Unsettled {
-        Unsettled::Refused(Error::Driver(self.0.clone().unwrap_or(error)))
+        Unsettled::Refused(self.0.clone().unwrap_or(error).into())
     }
 
     /// That one, as what all comes to.

@@ -26,8 +26,9 @@ impl VirtualMemoryBuffer {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Handles`] for a size that overflows.
+    /// [`Error::Handles`] for a size that overflows, [`Error::Forked`].
     pub fn truncate(&self, new_size: usize) -> Result<Self, Error> {
+        self.resource().require_own_process()?;
         watch("truncate", self.truncate_span(new_size), || {
             let ended = self.shorter(new_size);
             self.count_truncation(&ended);
@@ -76,6 +77,9 @@ impl VirtualMemoryBuffer {
     /// [`ResizeError`], with this buffer as it was where nothing was given back; with the smaller one where giving back
     /// what was cut off failed.
     pub fn truncate_into(self, new_size: usize) -> Result<Self, ResizeError> {
+        if let Err(error) = self.resource().require_own_process() {
+            return Err(ResizeError { error, buffer: Box::new(self), resized: false });
+        }
         watch("truncate", self.truncate_span(new_size), || {
             let ended = match self.shorter(new_size) {
                 Ok(shorter) if shorter.range().end() < self.range().end() => self.replace_by(shorter),

@@ -10,13 +10,19 @@ mod support;
 
 use std::cell::RefCell;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
 use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
-use cuvmm_resource::{Error, Location, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_handles::Allocation;
+use cuvmm_resource::{
+    CloseError, DeallocateError, Error, HandleKind, Location, Options, Release, ResizeError, StreamRef,
+    VirtualMemoryBuffer, VirtualMemoryResource,
+};
 use cuvmm_sim::{Machine, Simulator};
-use support::{Bench, G};
+use support::{Bench, G, R};
 
 unsafe extern "C" {
     safe fn fork() -> i32;
@@ -39,6 +45,15 @@ fn in_child(work: impl FnOnce() -> i32) -> Option<i32> {
     // SAFETY: the output is ours.
     assert_eq!(unsafe { waitpid(child, &raw mut status, 0) }, child);
     (status & 0x7f == 0).then_some(status >> 8 & 0xff)
+}
+
+/// Tells the other threads that it is over, also where the test fails: their scope waits for them.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Counts calls without a lock.
@@ -100,6 +115,106 @@ fn a_forked_child_gives_nothing_to_graphs() {
         if quiet && [by_name, captured] == [Err(Error::Forked), Err(Error::Forked)] { 42 } else { 1 }
     });
     assert_eq!(code, Some(42));
+}
+
+/// Whatever can fail is refused, and what can't needs no lock, while other threads grow, fill, probe and let go.
+#[test]
+fn a_forked_child_is_refused_without_a_call_or_a_lock() {
+    let (simulator, count) = (Simulator::new(Machine::small()), Count::default());
+    let driver = Driver::new(Hooked::new(simulator.clone(), count.clone())).unwrap();
+    let device = driver.device(0).unwrap();
+    let resource = VirtualMemoryResource::new(&device, Options::new()).unwrap();
+    let shared = resource.allocate_with_capacity(G, 8 * G).unwrap();
+    let stream = StreamRef::create(&device).unwrap();
+    let properties = CUmemAllocationProp::pinned(device.location(), CUmemAllocationHandleType::NONE);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(shared.grow(2 * G).unwrap());
+                    shared.fill(0, 1, 1).unwrap();
+                    shared.fence(&stream).unwrap();
+                }
+            });
+            // Between those a buffer's own lock is rarely held.
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(shared.released_after());
+                }
+            });
+        }
+        let _over = Over(&is_over);
+        for round in 0..200 {
+            let mut buffers = Some([(); 4].map(|()| resource.allocate_with_capacity(G, 2 * G).unwrap()));
+            let code = in_child(|| {
+                let Some([grown, cut, one, other]) = buffers.take() else { return 101 };
+                let before = count.0.load(Ordering::Relaxed);
+                let whole = |error: ResizeError| (error.error() == &Error::Forked, error.into_buffer().size());
+                if [grown.grow_into(2 * G), cut.truncate_into(0)].map(|ended| ended.map_err(whole).err())
+                    != [Some((true, G)); 2]
+                {
+                    return 1;
+                }
+                let made = |_, size| -> Result<_, Error> { Ok(Allocation::create(&driver, size, &properties)?) };
+                let refused = [
+                    VirtualMemoryResource::new(&device, Options::new()).map(drop),
+                    VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd)).map(drop),
+                    StreamRef::create(&device).map(drop),
+                    stream.synchronize(),
+                    resource.allocate(G).map(drop),
+                    resource.allocate(0).map(drop),
+                    resource.allocate_with_capacity(0, G).map(drop),
+                    resource.allocate_zeroed(G).map(drop),
+                    resource.allocate_zeroed_with_capacity(G, G).map(drop),
+                    resource.map_chunks(&[G], G, made).map(drop),
+                    resource.map_chunks(&[], 0, made).map(drop),
+                    resource.is_vmm(shared.address()).map(drop),
+                    // SAFETY: nothing is made of it.
+                    unsafe { resource.wrap(shared.address(), G) }.map(drop),
+                    // SAFETY: nothing is made of it.
+                    unsafe { resource.from_raw(shared.address(), R, Release::Caller) }.map(drop),
+                    // SAFETY: nothing is given back.
+                    unsafe { resource.deallocate(shared.address(), R, Release::Caller) }
+                        .map_err(DeallocateError::into_error),
+                    shared.grow(2 * G).map(drop),
+                    shared.grow(G).map(drop),
+                    shared.grow_in_place(2 * G).map(drop),
+                    shared.truncate(G).map(drop),
+                    shared.fill(0, 1, 1),
+                    shared.fill_on(&stream, 0, 1, 1),
+                    shared.copy_from_host(0, &[1]),
+                    shared.copy_to_host(0, &mut [1]),
+                    shared.fence(&stream),
+                    shared.set_release(Release::Caller),
+                    resource.drain(Instant::now()),
+                    resource.clone().close(Instant::now()),
+                ];
+                if let Some(other) = refused.iter().position(|result| *result != Err(Error::Forked)) {
+                    return 2 + other as i32;
+                }
+                let known = (shared.size(), shared.chunks().len(), one.capacity() >= 2 * G);
+                if known != (G, 1, true) || resource.statistics().stranded != 0 {
+                    return 100;
+                }
+                let end = |ended: Result<(), CloseError>| ended.err().map(CloseError::into_parts);
+                let (Some((Error::Forked, Some(one))), Some((Error::Forked, Some(other)))) =
+                    (end(one.close()), end(other.close_within(Instant::now())))
+                else {
+                    return 103;
+                };
+                one.close_deferred();
+                drop(other);
+                let is_quiet = count.0.load(Ordering::Relaxed) == before && driver.stranded().is_empty();
+                if is_quiet { 42 } else { 102 }
+            });
+            assert_eq!(code, Some(42), "round {round}: none is a child that hung");
+        }
+    });
+    shared.close().unwrap();
+    drop((resource, stream));
+    assert!(simulator.live().is_empty());
+    assert!(driver.stranded().is_empty());
 }
 
 const ROLE: &str = "CUVMM_RESOURCE_END_WITH";

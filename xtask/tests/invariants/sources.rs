@@ -207,6 +207,30 @@ fn capture_calls_are_caught() {
     assert_eq!(capture_calls(text), ["1: stream_query", "3: event_record"]);
 }
 
+/// A typed call is refused in a forked child where it takes the driver's calls from: a raw one would not be.
+#[test]
+fn typed_calls_are_refused_in_a_forked_child() {
+    let folders = CAPTURE_FOLDERS.iter().chain(&["crates/cuvmm-driver/src/"]);
+    let ours = |file: &File| folders.clone().any(|folder| file.path.starts_with(folder));
+    let raw: Vec<String> =
+        rust_files().filter(ours).filter(|file| makes_raw_call(&file.text)).map(|file| file.path).collect();
+    assert_none("files that call `.raw()` and not `.calls()?`", &raw);
+}
+
+fn makes_raw_call(text: &str) -> bool {
+    let code = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    code.flat_map(str::split_whitespace).collect::<String>().contains(".raw().cu")
+}
+
+#[test]
+fn raw_calls_are_caught() {
+    let check = |text: &str, expect: bool| assert_eq!(makes_raw_call(text), expect, "{text}");
+    check("unsafe { self.raw().cuInit(0) }", true);
+    check("driver\n    .raw()\n    .cuInit(0)", true);
+    check("driver.calls()?.cuInit(0) // not driver.raw().cuInit(0)", false);
+    check("driver.raw().provides(call)", false);
+}
+
 #[test]
 fn no_file_names_a_place_of_one_machine() {
     // Put together here, so that this file does not hold them.

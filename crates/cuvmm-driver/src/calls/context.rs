@@ -19,7 +19,7 @@ impl Driver {
     pub fn ctx_get_current(&self) -> Result<CUcontext, Error> {
         let mut context = CUcontext::NULL;
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuCtxGetCurrent(&raw mut context) };
+        let code = unsafe { self.calls()?.cuCtxGetCurrent(&raw mut context) };
         self.check(Call::cuCtxGetCurrent, code)?;
         Ok(context)
     }
@@ -36,7 +36,7 @@ impl Driver {
     #[doc(alias = "cuCtxSetCurrent")]
     pub unsafe fn ctx_set_current(&self, context: CUcontext) -> Result<(), Error> {
         // SAFETY: the caller vouches for the context.
-        let code = unsafe { self.raw().cuCtxSetCurrent(context) };
+        let code = unsafe { self.calls()?.cuCtxSetCurrent(context) };
         self.check(Call::cuCtxSetCurrent, code)
     }
 
@@ -50,7 +50,7 @@ impl Driver {
     #[doc(alias = "cuCtxPushCurrent")]
     pub unsafe fn ctx_push_current(&self, context: CUcontext) -> Result<(), Error> {
         // SAFETY: the caller vouches for the context.
-        let code = unsafe { self.raw().cuCtxPushCurrent(context) };
+        let code = unsafe { self.calls()?.cuCtxPushCurrent(context) };
         self.check(Call::cuCtxPushCurrent, code)
     }
 
@@ -65,7 +65,7 @@ impl Driver {
     pub unsafe fn ctx_pop_current(&self) -> Result<CUcontext, Error> {
         let mut context = CUcontext::NULL;
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuCtxPopCurrent(&raw mut context) };
+        let code = unsafe { self.calls()?.cuCtxPopCurrent(&raw mut context) };
         self.check(Call::cuCtxPopCurrent, code)?;
         Ok(context)
     }
@@ -78,7 +78,7 @@ impl Driver {
     pub fn ctx_get_device(&self) -> Result<CUdevice, Error> {
         let mut device = CUdevice::default();
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuCtxGetDevice(&raw mut device) };
+        let code = unsafe { self.calls()?.cuCtxGetDevice(&raw mut device) };
         self.check(Call::cuCtxGetDevice, code)?;
         Ok(device)
     }
@@ -91,7 +91,7 @@ impl Driver {
     #[doc(alias = "cuCtxSynchronize")]
     pub fn ctx_synchronize(&self) -> Result<(), Error> {
         // SAFETY: the call takes nothing.
-        let code = unsafe { self.raw().cuCtxSynchronize() };
+        let code = unsafe { self.calls()?.cuCtxSynchronize() };
         self.check(Call::cuCtxSynchronize, code)
     }
 }
@@ -106,7 +106,7 @@ impl Device {
     pub fn primary_ctx_retain(&self) -> Result<CUcontext, Error> {
         let mut context = CUcontext::NULL;
         // SAFETY: the output is ours.
-        let code = unsafe { self.driver().raw().cuDevicePrimaryCtxRetain(&raw mut context, self.raw()) };
+        let code = unsafe { self.driver().calls()?.cuDevicePrimaryCtxRetain(&raw mut context, self.raw()) };
         self.driver().check(Call::cuDevicePrimaryCtxRetain, code)?;
         Ok(context)
     }
@@ -121,7 +121,7 @@ impl Device {
     #[doc(alias = "cuDevicePrimaryCtxRelease")]
     pub unsafe fn primary_ctx_release(&self) -> Result<(), Error> {
         // SAFETY: the caller owns the reference.
-        let code = unsafe { self.driver().raw().cuDevicePrimaryCtxRelease(self.raw()) };
+        let code = unsafe { self.driver().calls()?.cuDevicePrimaryCtxRelease(self.raw()) };
         self.driver().check(Call::cuDevicePrimaryCtxRelease, code)
     }
 
@@ -135,7 +135,7 @@ impl Device {
         let mut active = 0;
         // SAFETY: both outputs are ours.
         let code =
-            unsafe { self.driver().raw().cuDevicePrimaryCtxGetState(self.raw(), &raw mut flags, &raw mut active) };
+            unsafe { self.driver().calls()?.cuDevicePrimaryCtxGetState(self.raw(), &raw mut flags, &raw mut active) };
         self.driver().check(Call::cuDevicePrimaryCtxGetState, code)?;
         Ok(active != 0)
     }
@@ -151,7 +151,7 @@ impl Device {
     #[doc(alias = "cuDevicePrimaryCtxReset")]
     pub unsafe fn primary_ctx_reset(&self) -> Result<(), Error> {
         // SAFETY: the caller knows the context to be out of use.
-        let code = unsafe { self.driver().raw().cuDevicePrimaryCtxReset(self.raw()) };
+        let code = unsafe { self.driver().calls()?.cuDevicePrimaryCtxReset(self.raw()) };
         self.driver().check(Call::cuDevicePrimaryCtxReset, code)
     }
 }

@@ -18,7 +18,7 @@ impl Driver {
     pub fn event_create(&self, flags: CUevent_flags) -> Result<CUevent, Error> {
         let mut event = CUevent::NULL;
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuEventCreate(&raw mut event, flags) };
+        let code = unsafe { self.calls()?.cuEventCreate(&raw mut event, flags) };
         self.check(Call::cuEventCreate, code)?;
         Ok(event)
     }
@@ -33,7 +33,7 @@ impl Driver {
     #[doc(alias = "cuEventRecord")]
     pub unsafe fn event_record(&self, event: CUevent, stream: CUstream) -> Result<(), Error> {
         // SAFETY: the caller vouches for both.
-        let code = unsafe { self.raw().cuEventRecord(event, stream) };
+        let code = unsafe { self.calls()?.cuEventRecord(event, stream) };
         self.check(Call::cuEventRecord, code)
     }
 
@@ -48,7 +48,7 @@ impl Driver {
     #[doc(alias = "cuEventQuery")]
     pub unsafe fn event_query(&self, event: CUevent) -> Result<bool, Error> {
         // SAFETY: the caller vouches for the event.
-        let code = unsafe { self.raw().cuEventQuery(event) };
+        let code = unsafe { self.calls()?.cuEventQuery(event) };
         self.check_ready(Call::cuEventQuery, code)
     }
 
@@ -62,7 +62,7 @@ impl Driver {
     #[doc(alias = "cuEventSynchronize")]
     pub unsafe fn event_synchronize(&self, event: CUevent) -> Result<(), Error> {
         // SAFETY: the caller vouches for the event.
-        let code = unsafe { self.raw().cuEventSynchronize(event) };
+        let code = unsafe { self.calls()?.cuEventSynchronize(event) };
         self.check(Call::cuEventSynchronize, code)
     }
 
@@ -76,7 +76,7 @@ impl Driver {
     #[doc(alias = "cuEventDestroy")]
     pub unsafe fn event_destroy(&self, event: CUevent) -> Result<(), Error> {
         // SAFETY: the caller owns the event.
-        let code = unsafe { self.raw().cuEventDestroy(event) };
+        let code = unsafe { self.calls()?.cuEventDestroy(event) };
         self.check(Call::cuEventDestroy, code)
     }
 }

@@ -21,7 +21,7 @@ impl Driver {
     pub fn graph_create(&self) -> Result<CUgraph, Error> {
         let mut graph = CUgraph::NULL;
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuGraphCreate(&raw mut graph, 0) };
+        let code = unsafe { self.calls()?.cuGraphCreate(&raw mut graph, 0) };
         self.check(Call::cuGraphCreate, code)?;
         Ok(graph)
     }
@@ -36,7 +36,7 @@ impl Driver {
     #[doc(alias = "cuGraphDestroy")]
     pub unsafe fn graph_destroy(&self, graph: CUgraph) -> Result<(), Error> {
         // SAFETY: the caller owns the graph.
-        let code = unsafe { self.raw().cuGraphDestroy(graph) };
+        let code = unsafe { self.calls()?.cuGraphDestroy(graph) };
         self.check(Call::cuGraphDestroy, code)
     }
 
@@ -51,7 +51,7 @@ impl Driver {
     pub unsafe fn graph_instantiate(&self, graph: CUgraph) -> Result<CUgraphExec, Error> {
         let mut executable = CUgraphExec::NULL;
         // SAFETY: the output is ours; the caller vouches for the graph.
-        let code = unsafe { self.raw().cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) };
+        let code = unsafe { self.calls()?.cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) };
         self.check(Call::cuGraphInstantiateWithFlags, code)?;
         Ok(executable)
     }
@@ -67,7 +67,7 @@ impl Driver {
     #[doc(alias = "cuGraphLaunch")]
     pub unsafe fn graph_launch(&self, executable: CUgraphExec, stream: CUstream) -> Result<(), Error> {
         // SAFETY: the caller vouches for both, and for what the graph does.
-        let code = unsafe { self.raw().cuGraphLaunch(executable, stream) };
+        let code = unsafe { self.calls()?.cuGraphLaunch(executable, stream) };
         self.check(Call::cuGraphLaunch, code)
     }
 
@@ -81,7 +81,7 @@ impl Driver {
     #[doc(alias = "cuGraphExecDestroy")]
     pub unsafe fn graph_exec_destroy(&self, executable: CUgraphExec) -> Result<(), Error> {
         // SAFETY: the caller owns the executable.
-        let code = unsafe { self.raw().cuGraphExecDestroy(executable) };
+        let code = unsafe { self.calls()?.cuGraphExecDestroy(executable) };
         self.check(Call::cuGraphExecDestroy, code)
     }
 
@@ -104,7 +104,7 @@ impl Driver {
         let mut object = CUuserObject::NULL;
         let flags = CUuserObject_flags::NO_DESTRUCTOR_SYNC.0;
         // SAFETY: the output is ours; the caller vouches for the destructor.
-        let code = unsafe { self.raw().cuUserObjectCreate(&raw mut object, user_data, destroy, references, flags) };
+        let code = unsafe { self.calls()?.cuUserObjectCreate(&raw mut object, user_data, destroy, references, flags) };
         self.check(Call::cuUserObjectCreate, code)?;
         Ok(object)
     }
@@ -119,7 +119,7 @@ impl Driver {
     #[doc(alias = "cuUserObjectRetain")]
     pub unsafe fn user_object_retain(&self, object: CUuserObject, count: u32) -> Result<(), Error> {
         // SAFETY: the caller holds a reference.
-        let code = unsafe { self.raw().cuUserObjectRetain(object, count) };
+        let code = unsafe { self.calls()?.cuUserObjectRetain(object, count) };
         self.check(Call::cuUserObjectRetain, code)
     }
 
@@ -133,7 +133,7 @@ impl Driver {
     #[doc(alias = "cuUserObjectRelease")]
     pub unsafe fn user_object_release(&self, object: CUuserObject, count: u32) -> Result<(), Error> {
         // SAFETY: the caller owns the references.
-        let code = unsafe { self.raw().cuUserObjectRelease(object, count) };
+        let code = unsafe { self.calls()?.cuUserObjectRelease(object, count) };
         self.check(Call::cuUserObjectRelease, code)
     }
 
@@ -153,7 +153,7 @@ impl Driver {
         count: u32,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for both.
-        let code = unsafe { self.raw().cuGraphRetainUserObject(graph, object, count, 0) };
+        let code = unsafe { self.calls()?.cuGraphRetainUserObject(graph, object, count, 0) };
         self.check(Call::cuGraphRetainUserObject, code)
     }
 
@@ -169,7 +169,7 @@ impl Driver {
     pub unsafe fn graph_move_user_object(&self, graph: CUgraph, object: CUuserObject, count: u32) -> Result<(), Error> {
         let flags = CUuserObjectRetain_flags::MOVE.0;
         // SAFETY: the caller vouches for the graph and owns the references.
-        let code = unsafe { self.raw().cuGraphRetainUserObject(graph, object, count, flags) };
+        let code = unsafe { self.calls()?.cuGraphRetainUserObject(graph, object, count, flags) };
         self.check(Call::cuGraphRetainUserObject, code)
     }
 
@@ -188,7 +188,7 @@ impl Driver {
         count: u32,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for both.
-        let code = unsafe { self.raw().cuGraphReleaseUserObject(graph, object, count) };
+        let code = unsafe { self.calls()?.cuGraphReleaseUserObject(graph, object, count) };
         self.check(Call::cuGraphReleaseUserObject, code)
     }
 }

@@ -30,7 +30,7 @@ impl Driver {
     pub fn mem_get_info(&self) -> Result<MemoryInfo, Error> {
         let mut info = MemoryInfo::default();
         // SAFETY: both outputs are ours.
-        let code = unsafe { self.raw().cuMemGetInfo(&raw mut info.free, &raw mut info.total) };
+        let code = unsafe { self.calls()?.cuMemGetInfo(&raw mut info.free, &raw mut info.total) };
         self.check(Call::cuMemGetInfo, code)?;
         Ok(info)
     }
@@ -44,7 +44,7 @@ impl Driver {
     pub fn mem_alloc(&self, size: usize) -> Result<CUdeviceptr, Error> {
         let mut address = CUdeviceptr::default();
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuMemAlloc(&raw mut address, size) };
+        let code = unsafe { self.calls()?.cuMemAlloc(&raw mut address, size) };
         self.check(Call::cuMemAlloc, code)?;
         Ok(address)
     }
@@ -59,7 +59,7 @@ impl Driver {
     #[doc(alias = "cuMemFree")]
     pub unsafe fn mem_free(&self, address: CUdeviceptr) -> Result<(), Error> {
         // SAFETY: the caller owns the memory.
-        let code = unsafe { self.raw().cuMemFree(address) };
+        let code = unsafe { self.calls()?.cuMemFree(address) };
         self.check(Call::cuMemFree, code)
     }
 
@@ -80,7 +80,7 @@ impl Driver {
         stream: CUstream,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for ranges and stream.
-        let code = unsafe { self.raw().cuMemcpyHtoDAsync(destination, source, bytes, stream) };
+        let code = unsafe { self.calls()?.cuMemcpyHtoDAsync(destination, source, bytes, stream) };
         self.check(Call::cuMemcpyHtoDAsync, code)
     }
 
@@ -101,7 +101,7 @@ impl Driver {
         stream: CUstream,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for ranges and stream.
-        let code = unsafe { self.raw().cuMemcpyDtoHAsync(destination, source, bytes, stream) };
+        let code = unsafe { self.calls()?.cuMemcpyDtoHAsync(destination, source, bytes, stream) };
         self.check(Call::cuMemcpyDtoHAsync, code)
     }
 
@@ -122,7 +122,7 @@ impl Driver {
         stream: CUstream,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for ranges and stream.
-        let code = unsafe { self.raw().cuMemcpyDtoDAsync(destination, source, bytes, stream) };
+        let code = unsafe { self.calls()?.cuMemcpyDtoDAsync(destination, source, bytes, stream) };
         self.check(Call::cuMemcpyDtoDAsync, code)
     }
 
@@ -143,7 +143,7 @@ impl Driver {
         stream: CUstream,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for range and stream.
-        let code = unsafe { self.raw().cuMemsetD8Async(destination, value, count, stream) };
+        let code = unsafe { self.calls()?.cuMemsetD8Async(destination, value, count, stream) };
         self.check(Call::cuMemsetD8Async, code)
     }
 
@@ -163,7 +163,7 @@ impl Driver {
         stream: CUstream,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for range and stream.
-        let code = unsafe { self.raw().cuMemsetD32Async(destination, value, count, stream) };
+        let code = unsafe { self.calls()?.cuMemsetD32Async(destination, value, count, stream) };
         self.check(Call::cuMemsetD32Async, code)
     }
 
@@ -177,7 +177,7 @@ impl Driver {
         let mut base = CUdeviceptr::default();
         let mut size = 0;
         // SAFETY: both outputs are ours; the address is looked up, not read through.
-        let code = unsafe { self.raw().cuMemGetAddressRange(&raw mut base, &raw mut size, address) };
+        let code = unsafe { self.calls()?.cuMemGetAddressRange(&raw mut base, &raw mut size, address) };
         self.check(Call::cuMemGetAddressRange, code)?;
         Ok((base, size))
     }
@@ -197,7 +197,7 @@ impl Driver {
         let mut value = 0_u64;
         // SAFETY: every attribute let through writes at most eight bytes, which the output has; the address is
         // looked up, not read through.
-        let code = unsafe { self.raw().cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
+        let code = unsafe { self.calls()?.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
         self.check(call, code)?;
         // The driver wrote 1, 4 or 8 of the bytes; CUDA's hosts are little-endian, so those are the low ones.
         Ok(value)

@@ -23,7 +23,7 @@ impl Driver {
     pub unsafe fn module_load_data(&self, ptx: &CStr) -> Result<CUmodule, Error> {
         let mut module = CUmodule::NULL;
         // SAFETY: the output is ours, and the text ends in NUL; the caller vouches for what it says.
-        let code = unsafe { self.raw().cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()) };
+        let code = unsafe { self.calls()?.cuModuleLoadData(&raw mut module, ptx.as_ptr().cast()) };
         self.check(Call::cuModuleLoadData, code)?;
         Ok(module)
     }
@@ -39,7 +39,7 @@ impl Driver {
     pub unsafe fn module_get_function(&self, module: CUmodule, name: &CStr) -> Result<CUfunction, Error> {
         let mut function = CUfunction::NULL;
         // SAFETY: the output is ours, and the name ends in NUL; the caller vouches for the module.
-        let code = unsafe { self.raw().cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
+        let code = unsafe { self.calls()?.cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
         self.check(Call::cuModuleGetFunction, code)?;
         Ok(function)
     }
@@ -54,7 +54,7 @@ impl Driver {
     #[doc(alias = "cuModuleUnload")]
     pub unsafe fn module_unload(&self, module: CUmodule) -> Result<(), Error> {
         // SAFETY: the caller owns the module.
-        let code = unsafe { self.raw().cuModuleUnload(module) };
+        let code = unsafe { self.calls()?.cuModuleUnload(module) };
         self.check(Call::cuModuleUnload, code)
     }
 
@@ -82,7 +82,7 @@ impl Driver {
         let (parameters, extra) = (parameters.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: the pointers outlive the call; the caller vouches for the function and what it is given.
         let code = unsafe {
-            self.raw().cuLaunchKernel(
+            self.calls()?.cuLaunchKernel(
                 function,
                 grid_x,
                 grid_y,

@@ -32,7 +32,7 @@ impl Driver {
     pub fn stream_create(&self, flags: CUstream_flags) -> Result<CUstream, Error> {
         let mut stream = CUstream::NULL;
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuStreamCreate(&raw mut stream, flags) };
+        let code = unsafe { self.calls()?.cuStreamCreate(&raw mut stream, flags) };
         self.check(Call::cuStreamCreate, code)?;
         Ok(stream)
     }
@@ -47,7 +47,7 @@ impl Driver {
     #[doc(alias = "cuStreamDestroy")]
     pub unsafe fn stream_destroy(&self, stream: CUstream) -> Result<(), Error> {
         // SAFETY: the caller owns the stream.
-        let code = unsafe { self.raw().cuStreamDestroy(stream) };
+        let code = unsafe { self.calls()?.cuStreamDestroy(stream) };
         self.check(Call::cuStreamDestroy, code)
     }
 
@@ -62,7 +62,7 @@ impl Driver {
     #[doc(alias = "cuStreamSynchronize")]
     pub unsafe fn stream_synchronize(&self, stream: CUstream) -> Result<(), Error> {
         // SAFETY: the caller vouches for the stream.
-        let code = unsafe { self.raw().cuStreamSynchronize(stream) };
+        let code = unsafe { self.calls()?.cuStreamSynchronize(stream) };
         self.check(Call::cuStreamSynchronize, code)
     }
 
@@ -76,7 +76,7 @@ impl Driver {
     #[doc(alias = "cuStreamQuery")]
     pub unsafe fn stream_query(&self, stream: CUstream) -> Result<bool, Error> {
         // SAFETY: the caller vouches for the stream.
-        let code = unsafe { self.raw().cuStreamQuery(stream) };
+        let code = unsafe { self.calls()?.cuStreamQuery(stream) };
         self.check_ready(Call::cuStreamQuery, code)
     }
 
@@ -91,7 +91,7 @@ impl Driver {
     pub unsafe fn stream_is_capturing(&self, stream: CUstream) -> Result<CUstreamCaptureStatus, Error> {
         let mut status = CUstreamCaptureStatus::NONE;
         // SAFETY: the output is ours; the caller vouches for the stream.
-        let code = unsafe { self.raw().cuStreamIsCapturing(stream, &raw mut status) };
+        let code = unsafe { self.calls()?.cuStreamIsCapturing(stream, &raw mut status) };
         self.check(Call::cuStreamIsCapturing, code)?;
         Ok(status)
     }
@@ -109,7 +109,7 @@ impl Driver {
         let (status, id, graph) = (&raw mut info.status, &raw mut info.id, &raw mut info.graph);
         let (dependencies, count) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the outputs are ours, and the last two may be left out; the caller vouches for the stream.
-        let code = unsafe { self.raw().cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, count) };
+        let code = unsafe { self.calls()?.cuStreamGetCaptureInfo(stream, status, id, graph, dependencies, count) };
         self.check(Call::cuStreamGetCaptureInfo, code)?;
         Ok(info)
     }
@@ -124,7 +124,7 @@ impl Driver {
     #[doc(alias = "cuStreamBeginCapture")]
     pub unsafe fn stream_begin_capture(&self, stream: CUstream, mode: CUstreamCaptureMode) -> Result<(), Error> {
         // SAFETY: the caller vouches for the stream.
-        let code = unsafe { self.raw().cuStreamBeginCapture(stream, mode) };
+        let code = unsafe { self.calls()?.cuStreamBeginCapture(stream, mode) };
         self.check(Call::cuStreamBeginCapture, code)
     }
 
@@ -140,7 +140,7 @@ impl Driver {
     pub unsafe fn stream_end_capture(&self, stream: CUstream) -> Result<CUgraph, Error> {
         let mut graph = CUgraph::NULL;
         // SAFETY: the output is ours; the caller vouches for the stream.
-        let code = unsafe { self.raw().cuStreamEndCapture(stream, &raw mut graph) };
+        let code = unsafe { self.calls()?.cuStreamEndCapture(stream, &raw mut graph) };
         self.check(Call::cuStreamEndCapture, code)?;
         Ok(graph)
     }
@@ -154,7 +154,7 @@ impl Driver {
     pub fn thread_exchange_stream_capture_mode(&self, mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode, Error> {
         let mut exchanged = mode;
         // SAFETY: what is read and written is ours.
-        let code = unsafe { self.raw().cuThreadExchangeStreamCaptureMode(&raw mut exchanged) };
+        let code = unsafe { self.calls()?.cuThreadExchangeStreamCaptureMode(&raw mut exchanged) };
         self.check(Call::cuThreadExchangeStreamCaptureMode, code)?;
         Ok(exchanged)
     }
@@ -170,7 +170,7 @@ impl Driver {
     pub unsafe fn stream_get_ctx(&self, stream: CUstream) -> Result<CUcontext, Error> {
         let mut context = CUcontext::NULL;
         // SAFETY: the output is ours; the caller vouches for the stream.
-        let code = unsafe { self.raw().cuStreamGetCtx(stream, &raw mut context) };
+        let code = unsafe { self.calls()?.cuStreamGetCtx(stream, &raw mut context) };
         self.check(Call::cuStreamGetCtx, code)?;
         Ok(context)
     }
@@ -185,7 +185,7 @@ impl Driver {
     #[doc(alias = "cuStreamWaitEvent")]
     pub unsafe fn stream_wait_event(&self, stream: CUstream, event: CUevent) -> Result<(), Error> {
         // SAFETY: the caller vouches for both.
-        let code = unsafe { self.raw().cuStreamWaitEvent(stream, event, 0) };
+        let code = unsafe { self.calls()?.cuStreamWaitEvent(stream, event, 0) };
         self.check(Call::cuStreamWaitEvent, code)
     }
 
@@ -207,7 +207,7 @@ impl Driver {
         user_data: *mut c_void,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for the stream and the function.
-        let code = unsafe { self.raw().cuLaunchHostFunc(stream, function, user_data) };
+        let code = unsafe { self.calls()?.cuLaunchHostFunc(stream, function, user_data) };
         self.check(Call::cuLaunchHostFunc, code)
     }
 }

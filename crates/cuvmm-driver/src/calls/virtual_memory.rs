@@ -23,7 +23,7 @@ impl Driver {
     pub fn mem_address_reserve(&self, size: usize, alignment: usize, hint: CUdeviceptr) -> Result<CUdeviceptr, Error> {
         let mut address = CUdeviceptr::default();
         // SAFETY: the output is ours; the rest are numbers, and the hint is never read through.
-        let code = unsafe { self.raw().cuMemAddressReserve(&raw mut address, size, alignment, hint, 0) };
+        let code = unsafe { self.calls()?.cuMemAddressReserve(&raw mut address, size, alignment, hint, 0) };
         self.check(Call::cuMemAddressReserve, code)?;
         Ok(address)
     }
@@ -39,7 +39,7 @@ impl Driver {
     #[doc(alias = "cuMemAddressFree")]
     pub unsafe fn mem_address_free(&self, address: CUdeviceptr, size: usize) -> Result<(), Error> {
         // SAFETY: the caller owns the reservation.
-        let code = unsafe { self.raw().cuMemAddressFree(address, size) };
+        let code = unsafe { self.calls()?.cuMemAddressFree(address, size) };
         self.check(Call::cuMemAddressFree, code)
     }
 
@@ -56,7 +56,7 @@ impl Driver {
     ) -> Result<CUmemGenericAllocationHandle, Error> {
         let mut handle = CUmemGenericAllocationHandle::default();
         // SAFETY: the output is ours, and the properties outlive the call.
-        let code = unsafe { self.raw().cuMemCreate(&raw mut handle, size, properties, 0) };
+        let code = unsafe { self.calls()?.cuMemCreate(&raw mut handle, size, properties, 0) };
         self.check(Call::cuMemCreate, code)?;
         Ok(handle)
     }
@@ -71,7 +71,7 @@ impl Driver {
     #[doc(alias = "cuMemRelease")]
     pub unsafe fn mem_release(&self, handle: CUmemGenericAllocationHandle) -> Result<(), Error> {
         // SAFETY: the caller owns the reference.
-        let code = unsafe { self.raw().cuMemRelease(handle) };
+        let code = unsafe { self.calls()?.cuMemRelease(handle) };
         self.check(Call::cuMemRelease, code)
     }
 
@@ -92,7 +92,7 @@ impl Driver {
         handle: CUmemGenericAllocationHandle,
     ) -> Result<(), Error> {
         // SAFETY: the caller vouches for the range and the handle.
-        let code = unsafe { self.raw().cuMemMap(address, size, 0, handle, 0) };
+        let code = unsafe { self.calls()?.cuMemMap(address, size, 0, handle, 0) };
         self.check(Call::cuMemMap, code)
     }
 
@@ -106,7 +106,7 @@ impl Driver {
     #[doc(alias = "cuMemUnmap")]
     pub unsafe fn mem_unmap(&self, address: CUdeviceptr, size: usize) -> Result<(), Error> {
         // SAFETY: the caller owns the mapping and knows it idle.
-        let code = unsafe { self.raw().cuMemUnmap(address, size) };
+        let code = unsafe { self.calls()?.cuMemUnmap(address, size) };
         self.check(Call::cuMemUnmap, code)
     }
 
@@ -127,7 +127,7 @@ impl Driver {
         access: &[CUmemAccessDesc],
     ) -> Result<(), Error> {
         // SAFETY: the descriptors outlive the call; the caller owns the mapping.
-        let code = unsafe { self.raw().cuMemSetAccess(address, size, access.as_ptr(), access.len()) };
+        let code = unsafe { self.calls()?.cuMemSetAccess(address, size, access.as_ptr(), access.len()) };
         self.check(Call::cuMemSetAccess, code)
     }
 
@@ -139,7 +139,7 @@ impl Driver {
     pub fn mem_get_access(&self, location: CUmemLocation, address: CUdeviceptr) -> Result<CUmemAccess_flags, Error> {
         let mut flags = 0_u64;
         // SAFETY: the output is ours and 64 bits wide, as the call writes it; the location outlives the call.
-        let code = unsafe { self.raw().cuMemGetAccess(&raw mut flags, &raw const location, address) };
+        let code = unsafe { self.calls()?.cuMemGetAccess(&raw mut flags, &raw const location, address) };
         self.check(Call::cuMemGetAccess, code)?;
         Ok(CUmemAccess_flags(u32::try_from(flags).unwrap_or(u32::MAX)))
     }
@@ -157,7 +157,7 @@ impl Driver {
         let mut number: c_int = -1;
         let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
         // SAFETY: for this kind the call writes one C int, and the output is one.
-        let code = unsafe { self.raw().cuMemExportToShareableHandle((&raw mut number).cast(), handle, kind, 0) };
+        let code = unsafe { self.calls()?.cuMemExportToShareableHandle((&raw mut number).cast(), handle, kind, 0) };
         self.check(Call::cuMemExportToShareableHandle, code)?;
         // SAFETY: the call succeeded, so the number is an open descriptor that is ours to close.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
@@ -180,7 +180,7 @@ impl Driver {
         let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
         let mut handle = CUmemGenericAllocationHandle::default();
         // SAFETY: the output is ours; for this kind the number itself is passed as the pointer.
-        let code = unsafe { self.raw().cuMemImportFromShareableHandle(&raw mut handle, os_handle, kind) };
+        let code = unsafe { self.calls()?.cuMemImportFromShareableHandle(&raw mut handle, os_handle, kind) };
         self.check(call, code)?;
         Ok(handle)
     }
@@ -198,7 +198,7 @@ impl Driver {
         let mut shared = CUmemFabricHandle::default();
         let kind = CUmemAllocationHandleType::FABRIC;
         // SAFETY: for this kind the call writes 64 bytes, which the output has.
-        let code = unsafe { self.raw().cuMemExportToShareableHandle((&raw mut shared).cast(), handle, kind, 0) };
+        let code = unsafe { self.calls()?.cuMemExportToShareableHandle((&raw mut shared).cast(), handle, kind, 0) };
         self.check(Call::cuMemExportToShareableHandle, code)?;
         Ok(shared)
     }
@@ -217,7 +217,8 @@ impl Driver {
         let mut bytes = *shared;
         let kind = CUmemAllocationHandleType::FABRIC;
         // SAFETY: the output is ours, and for this kind the pointer is to the 64 bytes.
-        let code = unsafe { self.raw().cuMemImportFromShareableHandle(&raw mut handle, (&raw mut bytes).cast(), kind) };
+        let code =
+            unsafe { self.calls()?.cuMemImportFromShareableHandle(&raw mut handle, (&raw mut bytes).cast(), kind) };
         self.check(Call::cuMemImportFromShareableHandle, code)?;
         Ok(handle)
     }
@@ -234,7 +235,7 @@ impl Driver {
     ) -> Result<usize, Error> {
         let mut granularity = 0;
         // SAFETY: the output is ours, and the properties outlive the call.
-        let code = unsafe { self.raw().cuMemGetAllocationGranularity(&raw mut granularity, properties, option) };
+        let code = unsafe { self.calls()?.cuMemGetAllocationGranularity(&raw mut granularity, properties, option) };
         self.check(Call::cuMemGetAllocationGranularity, code)?;
         Ok(granularity)
     }
@@ -254,7 +255,7 @@ impl Driver {
     ) -> Result<CUmemAllocationProp, Error> {
         let mut properties = CUmemAllocationProp::default();
         // SAFETY: the output is ours; the caller vouches for the handle.
-        let code = unsafe { self.raw().cuMemGetAllocationPropertiesFromHandle(&raw mut properties, handle) };
+        let code = unsafe { self.calls()?.cuMemGetAllocationPropertiesFromHandle(&raw mut properties, handle) };
         self.check(Call::cuMemGetAllocationPropertiesFromHandle, code)?;
         Ok(properties)
     }
@@ -274,7 +275,7 @@ impl Driver {
         let mut handle = CUmemGenericAllocationHandle::default();
         let address = std::ptr::without_provenance_mut(usize::try_from(address.0).unwrap_or(usize::MAX));
         // SAFETY: the output is ours; the address is looked up, not read through.
-        let code = unsafe { self.raw().cuMemRetainAllocationHandle(&raw mut handle, address) };
+        let code = unsafe { self.calls()?.cuMemRetainAllocationHandle(&raw mut handle, address) };
         self.check(Call::cuMemRetainAllocationHandle, code)?;
         Ok(handle)
     }
@@ -293,7 +294,7 @@ impl Driver {
         let kind = CUmemRangeHandleType::DMA_BUF_FD;
         // SAFETY: for this kind the call writes one C int, and the output is one.
         let code =
-            unsafe { self.raw().cuMemGetHandleForAddressRange((&raw mut number).cast(), address, size, kind, 0) };
+            unsafe { self.calls()?.cuMemGetHandleForAddressRange((&raw mut number).cast(), address, size, kind, 0) };
         self.check(Call::cuMemGetHandleForAddressRange, code)?;
         // SAFETY: the call succeeded, so the number is an open descriptor that is ours to close.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })

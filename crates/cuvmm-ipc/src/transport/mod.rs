@@ -188,7 +188,7 @@ pub fn receive_buffer<S: AsFd>(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<VirtualMemoryBuffer, Error> {
-    watch::import(watch::import_span(None), || {
+    watch::import(watch::import_span(resource, None)?, || {
         let channel = Channel::new(socket.as_fd(), deadline)?;
         receive_imported(channel, resource, limits).inspect_err(|error| incoming::refuse(channel, error))
     })

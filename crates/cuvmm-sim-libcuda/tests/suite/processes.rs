@@ -1,7 +1,8 @@
 //! Processes with the library loaded: two that share memory, and one that is forked at a bad moment.
 //!
 //! # Safety
-//! A forked child makes one call of the library and ends, and its parent waits for it by its number.
+//! A forked child makes one call of the library, or asks for the driver again, and ends. Its parent waits for it by its
+//! number.
 #![allow(unsafe_code)]
 
 use std::io::stdin;
@@ -10,11 +11,11 @@ use std::process::Stdio;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use cuvmm_driver::CUresult;
 use cuvmm_driver::sys::CUdeviceptr;
+use cuvmm_driver::{CUresult, Driver, Error, LoadError};
 
 use crate::round_trip::{UNIT, export, make, map, pattern, read, start, write};
-use crate::stand_in::{alone, open, play, role};
+use crate::stand_in::{Folder, alone, open, play, role};
 
 #[test]
 fn memory_is_shared_with_another_process_that_loaded_the_library() {
@@ -87,4 +88,27 @@ fn a_process_that_is_forked_during_the_first_calls_does_not_wait_for_them() {
             return;
         }
     }
+}
+
+/// The system's driver is one for the whole process, and its children have no other.
+#[test]
+fn a_forked_child_of_a_process_that_loaded_the_driver_is_told_so() {
+    let folder = Folder::new();
+    let test = "processes::a_forked_child_of_a_process_that_loaded_the_driver_is_told_so";
+    alone(test, &[("LD_LIBRARY_PATH", folder.path())], || {
+        let driver = Driver::load().unwrap();
+        assert_eq!(Driver::load().unwrap(), driver);
+        // SAFETY: the child asks what it has inherited, takes no lock, and ends.
+        let child = unsafe { fork() };
+        if child == 0 {
+            let is_told = matches!(Driver::load(), Err(LoadError::Init(Error::Forked)));
+            // SAFETY: nothing of the process is needed any more.
+            unsafe { _exit(i32::from(!is_told)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is ours, and the status a local.
+        assert_eq!(unsafe { waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(Driver::load().unwrap(), driver);
+    });
 }
