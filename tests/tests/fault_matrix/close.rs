@@ -31,7 +31,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         operation: "close",
         path: "three chunks that moved",
-        set_up: |backend| unattended(moved(chunked(backend, 2, ROOM))),
+        set_up: |backend| unattended(moved(backend)),
         operate: close,
         exception: none,
     },
@@ -136,8 +136,8 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         operation: "drop",
-        path: "deferred, three chunks that moved",
-        set_up: |backend| unattended(moved(deferring(backend, 2, ROOM))),
+        path: "deferred, three chunks",
+        set_up: |backend| unattended(deferring(backend, 3, 8 * G)),
         operate: dropped,
         exception: silent,
     },
@@ -164,8 +164,8 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         operation: "close_deferred",
-        path: "three chunks, each in a reservation of its own",
-        set_up: |backend| unattended(side_by_side(backend)),
+        path: "three chunks",
+        set_up: |backend| unattended(chunked(backend, 3, 8 * G)),
         operate: close_deferred,
         exception: silent,
     },
@@ -217,12 +217,11 @@ fn side_by_side(backend: &Backend) -> VirtualMemoryBuffer {
     panic!("no buffer of 64 grew in place twice");
 }
 
-/// What a buffer of two chunks becomes that has to move.
-fn moved(buffer: VirtualMemoryBuffer) -> VirtualMemoryBuffer {
+fn moved(backend: &Backend) -> VirtualMemoryBuffer {
+    let buffer = chunked(backend, 2, ROOM);
     let occupied = occupy_behind(&buffer);
     let moved = buffer.grow_into(ROOM + G).unwrap();
     drop(occupied);
-    moved.resource().drain(Instant::now() + LONG).unwrap();
     assert_eq!(moved.chunks().len(), 3);
     moved
 }
