@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use cuvmm::{CUresult, Call, CloseError, Error, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm::{CUresult, Call, CloseError, Device, Error, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::faults::When;
-use cuvmm_tests::{Backend, G, Gate, Left, Step, Stream, queue_fill, steps};
+use cuvmm_tests::{Backend, Current, G, Gate, Left, Step, Stream, queue_fill, steps};
 
 cuvmm_tests::suite!(
     a_wait_that_fails_is_told_and_the_memory_is_freed,
@@ -17,6 +17,8 @@ cuvmm_tests::suite!(
     no_failing_call_of_the_default_gate_frees_memory_under_work,
     a_wait_that_a_capture_refuses_gives_the_buffer_back,
 );
+
+cuvmm_tests::suite!(two gpus: no_failing_call_of_the_gate_frees_memory_under_work_where_another_context_is_current);
 
 /// How long what should be over soon may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -100,20 +102,26 @@ const SILENT: [End; 2] = [
 
 /// Makes each call of closing that is not itself tearing down fail, with work on the buffer held up. Whatever fails,
 /// no memory goes under that work: either it was waited for, or the buffer comes back and can be closed after, or it is
-/// tried again. On a thread of its own, whose context and capture mode may stay changed.
-fn fail_gate(backend: &Backend, make: impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync) {
+/// tried again. On a thread of its own, whose context and capture mode may stay changed; a device's context is current there,
+/// if one is given.
+fn fail_gate(
+    backend: &Backend,
+    current: Option<&Device>,
+    make: impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync,
+) {
     for end in TELLING {
-        let refusals = fail_gate_of(backend, &make, end, true);
+        let refusals = fail_gate_of(backend, current, &make, end, true);
         assert!(refusals >= 2, "neither wait was refused");
     }
     for end in SILENT {
-        assert_eq!(fail_gate_of(backend, &make, end, false), 0);
+        assert_eq!(fail_gate_of(backend, current, &make, end, false), 0);
     }
 }
 
 /// How often the buffer came back.
 fn fail_gate_of(
     backend: &Backend,
+    current: Option<&Device>,
     make: &(impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync),
     end: End,
     is_told: bool,
@@ -130,7 +138,7 @@ fn fail_gate_of(
     assert!(gate.len() > 8, "{gate:?}");
     let mut refusals = 0;
     for step in gate {
-        let came_up = (0..TRIES).find_map(|_| fail_step(backend, make, end, is_told, step));
+        let came_up = (0..TRIES).find_map(|_| fail_step(backend, current, make, end, is_told, step));
         refusals += usize::from(came_up.unwrap_or_else(|| panic!("{step:?} was not called")));
     }
     refusals
@@ -139,6 +147,7 @@ fn fail_gate_of(
 /// Whether the buffer came back; none where that call did not come up.
 fn fail_step(
     backend: &Backend,
+    current: Option<&Device>,
     make: &(impl Fn() -> (VirtualMemoryBuffer, StreamRef, StreamRef) + Sync),
     end: End,
     is_told: bool,
@@ -153,15 +162,20 @@ fn fail_step(
     });
     buffer.fence(&other).unwrap();
     let fired = backend.faults.fired();
-    backend.faults.fail(step.call, step.nth, CUresult::UNKNOWN, When::Before);
     let ended = std::thread::scope(|scope| {
-        let ending = scope.spawn(|| end(buffer));
+        let ending = scope.spawn(|| {
+            let current = current.map(Current::push);
+            backend.faults.fail(step.call, step.nth, CUresult::UNKNOWN, When::Before);
+            let ended = end(buffer);
+            backend.faults.clear();
+            drop(current);
+            ended
+        });
         std::thread::sleep(Duration::from_millis(20));
         // What could not be waited for comes back before; what can is waited for until now.
         gates.iter().for_each(Gate::open);
         ending.join().expect("an end")
     });
-    backend.faults.clear();
     let came_up = backend.faults.fired() > fired;
     let buffer = match ended.map_err(CloseError::into_parts) {
         Ok(()) => {
@@ -195,17 +209,22 @@ fn lost_at_the_gate(step: Step) -> Left {
 }
 
 fn no_failing_call_of_the_gate_frees_memory_under_work(backend: &Backend) {
-    fail_gate(backend, || attended(backend));
+    fail_gate(backend, None, || attended(backend));
 }
 
 fn no_failing_call_of_the_default_gate_frees_memory_under_work(backend: &Backend) {
-    fail_gate(backend, || {
+    fail_gate(backend, None, || {
         let (buffer, release, other) = attended(backend);
         release.synchronize().unwrap();
         buffer.set_release(Release::DefaultStream).unwrap();
         // The default stream is behind blocking streams alone.
         (buffer, Stream::blocking(&backend.device), other)
     });
+}
+
+fn no_failing_call_of_the_gate_frees_memory_under_work_where_another_context_is_current(backend: &Backend) {
+    let other = backend.driver.device(1).unwrap();
+    fail_gate(backend, Some(&other), || attended(backend));
 }
 
 fn a_wait_that_a_capture_refuses_gives_the_buffer_back(backend: &Backend) {
