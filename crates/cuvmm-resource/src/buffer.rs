@@ -45,7 +45,8 @@ pub enum Outcome {
 /// Contiguous memory, at addresses that kernels use, which [grows](Self::grow) without a copy.
 ///
 /// Work on the addresses is started by unsafe code, which sees to it that the work ends, or is ordered before the
-/// [release stream](Self::set_release) or a [fence](Self::fence), before the last buffer over them closes.
+/// [release stream](Self::set_release) or a [fence](Self::fence), before the last buffer over them closes. A graph that
+/// [has the memory](Self::retain_in_graph) keeps it for its runs by itself.
 ///
 /// What the memory holds can change at any time, by a GPU or another process that maps it, and is undefined until
 /// it is written: bytes are copied in and out. They are referred to only where somebody vouches that they stay, in memory

@@ -8,7 +8,8 @@ use crate::resource::VirtualMemoryResource;
 
 impl VirtualMemoryResource {
     /// How many of its buffers are gone, but for what they hold: those that were dropped or closed without waiting, and those
-    /// whose memory a graph gave back. Each goes once the work that it waits for is over. Makes no call.
+    /// whose memory a graph gave back. Each goes once the work that it waits for is over. What a graph still has is not among
+    /// them: [`Statistics::in_graphs`](crate::Statistics::in_graphs). Makes no call.
     pub fn pending(&self) -> usize {
         self.counts().pending()
     }

@@ -34,7 +34,8 @@ pub enum Release {
     DefaultStream,
     /// This stream. A default-stream token counts as [`DefaultStream`](Self::DefaultStream).
     Stream(StreamRef),
-    /// Nothing: the caller promises that no work on the buffer is queued or running when it goes.
+    /// Nothing: the caller promises that no work on the buffer is queued or running when it goes, but for the runs of graphs
+    /// that have its memory.
     Caller,
 }
 

@@ -7,6 +7,7 @@
 
 mod support;
 
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use cuvmm_driver::sys::{CUcontext, CUgraph, CUstream, CUstream_flags, CUstreamCa
 use cuvmm_driver::{CUresult, Call, CudaVersion, StrandedKind};
 use cuvmm_resource::{Error, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Machine, When};
-use support::work::{Foreign, begin_capture, end_capture, in_host_function, token};
+use support::work::{Foreign, Held, begin_capture, end_capture, in_host_function, token};
 use support::{Bench, G};
 
 /// A buffer that waits for nothing, so that no call is its own wait's.
@@ -237,6 +238,43 @@ fn the_capture_the_context_and_the_mode_are_as_before() {
     }
     assert!(end_capture(&foreign));
     settle(buffer.resource());
+}
+
+const ROLE: &str = "CUVMM_RESOURCE_END_WITH_GRAPHS";
+
+/// One that lives, one that was destroyed just now, whose destructor may be running, and one whose run goes on.
+#[test]
+fn a_process_ends_quietly_with_memory_in_graphs() {
+    if std::env::var_os(ROLE).is_some() {
+        let bench = Bench::small();
+        let foreign = Foreign::new(&bench, CUstream_flags::NON_BLOCKING);
+        let buffers = [(); 3].map(|()| buffer_of(&bench));
+        let graphs = [(); 3].map(|()| graph_of(&bench));
+        buffers.iter().zip(graphs).for_each(|(buffer, graph)| retain(buffer, graph).unwrap());
+        let [_, gone, in_flight] = graphs;
+        // SAFETY: the graph is alive.
+        let executable = unsafe { bench.driver.graph_instantiate(in_flight) }.unwrap();
+        let held = Held::queue(foreign.stream, &buffers[0]);
+        // SAFETY: both are alive, and the graph has no nodes.
+        unsafe { bench.driver.graph_launch(executable, foreign.stream) }.unwrap();
+        // SAFETY: it is the test's.
+        unsafe { bench.driver.graph_exec_destroy(executable) }.unwrap();
+        drop(buffers);
+        destroy(&bench, in_flight);
+        destroy(&bench, gone);
+        // The end of the stream's context would wait for its work.
+        std::mem::forget((held, foreign));
+        return;
+    }
+    for _ in 0..20 {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["a_process_ends_quietly_with_memory_in_graphs", "--exact", "--nocapture", "--test-threads=1"])
+            .env(ROLE, "")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", output.status);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    }
 }
 
 /// What is tied to a graph: a graph that was made by hand, or the one of a capture.
