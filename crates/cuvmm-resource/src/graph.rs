@@ -176,7 +176,9 @@ impl VirtualMemoryBuffer {
         let retained = unsafe { driver.graph_retain_user_object(graph, object, 1) };
         // SAFETY: it is the reference that the object was made with, and given back once.
         let released = unsafe { driver.user_object_release(object, 1) };
-        if let Err(error) = &released {
+        if let Err(error) = &released
+            && !error.is_shut_down()
+        {
             counts.add_stranded();
             driver.strand(StrandedKind::Buffer, error, "memory that was to be a graph's is kept");
         }

@@ -321,25 +321,26 @@ fn whatever_call_fails_the_memory_goes_when_the_graph_does() {
     for (of, calls) in cases {
         for (index, call) in calls.iter().copied().enumerate() {
             let nth = calls[..=index].iter().filter(|other| **other == call).count();
-            for when in [When::Before, When::After] {
-                require_nothing_left(of, call, nth, when);
+            for code in [CUresult::UNKNOWN, CUresult::DEINITIALIZED] {
+                require_nothing_left(of, call, nth, code, When::Before);
             }
+            require_nothing_left(of, call, nth, CUresult::UNKNOWN, When::After);
         }
     }
 }
 
-fn require_nothing_left(of: Of, call: Call, nth: usize, when: When) {
-    let what = format!("{of:?}, {call} {nth}, {when:?}");
+fn require_nothing_left(of: Of, call: Call, nth: usize, code: CUresult, when: When) {
+    let what = format!("{of:?}, {call} {nth}, {code}, {when:?}");
     let bench = Arc::new(Bench::small());
     let buffer = buffer_of(&bench);
     let resource = buffer.resource().clone();
     let held = Arc::clone(&bench);
     let given = std::thread::spawn(move || {
-        let plan = || held.faults.fail(call, nth, CUresult::UNKNOWN, when);
+        let plan = || held.faults.fail(call, nth, code, when);
         give(&held, of, buffer, plan).0
     });
     let error = given.join().unwrap().unwrap_err();
-    assert_eq!((error.call(), error.code()), (Some(call), Some(CUresult::UNKNOWN)), "{what}");
+    assert_eq!((error.call(), error.code()), (Some(call), Some(code)), "{what}");
     // What nobody can give back is alive, and counted.
     let is_kept = call == Call::cuUserObjectRelease && when == When::Before;
     let is_undoing = [Call::cuUserObjectRelease, Call::cuCtxPopCurrent].contains(&call)
@@ -357,8 +358,10 @@ fn require_nothing_left(of: Of, call: Call, nth: usize, when: When) {
     assert_eq!(found, [kept, kept, kept, kept + is_lost], "{what}");
     assert_eq!((live.graphs, live.streams, live.contexts), (0, 0, 0), "{what}");
     assert_eq!(bench.simulator.violations(), [], "{what}");
-    assert_eq!(bench.driver.stranded().total(), usize::from(is_undoing), "{what}");
-    let of_memory = usize::from(call == Call::cuUserObjectRelease);
+    // Of a driver that has shut down nothing is counted.
+    let is_counted = code != CUresult::DEINITIALIZED;
+    assert_eq!(bench.driver.stranded().total(), usize::from(is_undoing && is_counted), "{what}");
+    let of_memory = usize::from(call == Call::cuUserObjectRelease && is_counted);
     assert_eq!(bench.driver.stranded().count(StrandedKind::Buffer), of_memory, "{what}");
     assert_eq!(resource.statistics().stranded, of_memory, "{what}");
 }
