@@ -95,10 +95,14 @@ impl Fence {
     }
 
     /// Waits. Refused where the work may still be running.
-    pub(crate) fn wait(&self, noted: &mut Noted) -> Result<(), Unsettled> {
-        let can = |session: &Session<'_>| !(self.is_whole() && session.is_lost());
-        let waited = attend(&self.stream, noted, can, |session, _| {
-            match self.event {
+    ///
+    /// Where the stream's context can't be entered it waits all the same, if the stream can be named without: the work is not
+    /// to be pulled away from for want of that.
+    pub(crate) fn wait(&mut self, noted: &mut Noted) -> Result<(), Unsettled> {
+        let is_whole = self.is_whole();
+        let can = |session: &Session<'_>| !(is_whole && session.is_lost());
+        let waited = self.attend(noted, can, |fence, session, _| {
+            match fence.event {
                 // SAFETY: the event is this fence's, of this stream's context.
                 Some(event) => unsafe { session.synchronize_event(event) },
                 None => session.synchronize(),
@@ -113,27 +117,70 @@ impl Fence {
     /// A capture may begin at any time on a stream that somebody else has. A record there does no harm to it, and is found
     /// out; a query of the stream itself would be its end.
     pub(crate) fn poll(&mut self, noted: &mut Noted) -> Result<bool, Unsettled> {
+        let never = |_: &Session<'_>| false;
+        self.attend(noted, never, |fence, session, noted| {
+            if fence.is_whole() {
+                match session.is_capturing() {
+                    Ok(true) => return Err(Error::StreamCapturing),
+                    asked => noted.note(asked.map(drop)),
+                }
+                fence.record(session)?;
+                fence.confirm(session)?;
+            }
+            let Some(event) = fence.event else { return Ok(false) };
+            // SAFETY: the event is this fence's, of this stream's context.
+            let asked = unsafe { session.query_event(event) };
+            if asked.is_err() {
+                // It may be of a capture that began and ended before the record was looked at: then another is needed, and at
+                // any other time it tells as much.
+                fence.widen();
+            }
+            Ok(asked?)
+        })
+    }
+
+    /// Does `work`, a wait or a question, in the stream's context, and says whether the work behind the fence is over: also
+    /// where that failed with a code that says so, or the context is gone. After any other failure it may still be running.
+    ///
+    /// `can` says whether it is done although the context could not be entered.
+    fn attend(
+        &mut self,
+        noted: &mut Noted,
+        can: impl FnOnce(&Session<'_>) -> bool,
+        work: impl FnOnce(&mut Self, &Session<'_>, &mut Noted) -> Result<bool, Error>,
+    ) -> Result<bool, Unsettled> {
         let stream = self.stream.clone();
-        attend(
-            &stream,
-            noted,
-            |_| false,
-            |session, noted| {
-                if self.event.is_none() {
-                    match session.is_capturing() {
-                        Ok(true) => return Err(Error::StreamCapturing),
-                        asked => noted.note(asked.map(drop)),
-                    }
-                    self.record(session)?;
-                    self.confirm(session)?;
+        let (session, entered) = Session::enter(stream.target());
+        if let Err(error) = entered {
+            // With the driver went all of its contexts.
+            if session.is_gone() || error.is_shut_down() {
+                if error.code() == Some(CUresult::CONTEXT_IS_DESTROYED) {
+                    // So did the event with its own: a driver that is given that can crash.
+                    self.event = None;
                 }
-                match self.event {
-                    // SAFETY: the event is this fence's, of this stream's context.
-                    Some(event) => Ok(unsafe { session.query_event(event) }?),
-                    None => Ok(false),
-                }
-            },
-        )
+                noted.note(Err(error));
+                noted.note(session.leave());
+                return Ok(true);
+            }
+            if !can(&session) {
+                return Err(noted.refused(error));
+            }
+            noted.note(Err(error));
+        }
+        let is_over = match work(self, &session, noted) {
+            Ok(is_over) => is_over,
+            Err(Error::Driver(error)) if is_capture_code(error.code()) => {
+                return Err(Unsettled::Refused(Error::StreamCapturing));
+            }
+            Err(Error::Driver(error)) if tells_of_end(&error) => {
+                noted.note(Err(error));
+                true
+            }
+            Err(Error::Driver(error)) => return Err(noted.refused(error)),
+            Err(error) => return Err(Unsettled::Refused(error)),
+        };
+        noted.note(session.leave());
+        Ok(is_over)
     }
 
     /// Destroys the event, and lets go of the stream, as dropping this does, and returns the error that dropping would only
@@ -144,43 +191,6 @@ impl Fence {
         drop(self);
         destroyed.and(stream.end())
     }
-}
-
-/// Does a wait or a question in a stream's context, and says whether the work is over: also where that failed with a code
-/// that says so, or the context is gone. After any other failure it may still be running.
-///
-/// Where the context could not be entered, a wait is made all the same, if it `can` be: the work is not to be pulled away from
-/// for want of that.
-fn attend(
-    stream: &StreamRef,
-    noted: &mut Noted,
-    can: impl FnOnce(&Session<'_>) -> bool,
-    work: impl FnOnce(&Session<'_>, &mut Noted) -> Result<bool, Error>,
-) -> Result<bool, Unsettled> {
-    let (session, entered) = Session::enter(stream.target());
-    // With the driver went all of its contexts.
-    let is_gone = session.is_gone() || entered.as_ref().is_err_and(cuvmm_driver::Error::is_shut_down);
-    if let Err(error) = &entered
-        && !is_gone
-        && !can(&session)
-    {
-        return Err(noted.refused(error.clone()));
-    }
-    noted.note(entered);
-    let is_over = match if is_gone { Ok(true) } else { work(&session, noted) } {
-        Ok(is_over) => is_over,
-        Err(Error::Driver(error)) if is_capture_code(error.code()) => {
-            return Err(Unsettled::Refused(Error::StreamCapturing));
-        }
-        Err(Error::Driver(error)) if tells_of_end(&error) => {
-            noted.note(Err(error));
-            true
-        }
-        Err(Error::Driver(error)) => return Err(noted.refused(error)),
-        Err(error) => return Err(Unsettled::Refused(error)),
-    };
-    noted.note(session.leave());
-    Ok(is_over)
 }
 
 /// Whether a failure says that the work is over. That no event can be made for want of a context says nothing of it.

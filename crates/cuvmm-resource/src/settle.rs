@@ -87,12 +87,11 @@ impl Order {
         let mut noted = Noted::default();
         require_outside(driver, &mut noted)?;
         let named = instead.map(|stream| Release::Stream(stream.clone()));
-        let release = release_fence(named.as_ref().unwrap_or(&self.release), by_default, &mut noted)?;
-        let all = || release.iter().chain(&self.fences);
-        for fence in all() {
+        let mut release = release_fence(named.as_ref().unwrap_or(&self.release), by_default, &mut noted)?;
+        for fence in release.iter().chain(&self.fences) {
             fence.require_no_capture(&mut noted)?;
         }
-        for fence in all() {
+        for fence in release.iter_mut().chain(&mut self.fences) {
             fence.wait(&mut noted)?;
         }
         if noted.get().is_none() {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
-use cuvmm_driver::{Device, Driver, StrandedKind};
+use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
 use cuvmm_handles::PrimaryContext;
 
 use crate::capture::{Session, Target};
@@ -241,6 +241,12 @@ impl Drop for Inner {
             return reaper::hand_over_stream(StreamRef { inner: Arc::new(Self { driver, stream, context, keep }) });
         }
         if let Keep::Ours(_) = self.keep {
+            // SAFETY: the context is the share's that is held, and the stream is one of it.
+            let (_session, entered) = Session::enter(unsafe { Target::new(&self.driver, self.context, self.stream) });
+            if entered.is_err_and(|error| error.code() == Some(CUresult::CONTEXT_IS_DESTROYED)) {
+                // It went with its context, and a driver that is asked for it can crash.
+                return;
+            }
             // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
             if let Err(error) = unsafe { self.driver.stream_destroy(self.stream) } {
                 self.driver.strand(StrandedKind::Other, &error, "a stream was not destroyed");

@@ -9,7 +9,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use cuvmm_driver::sys::{CUcontext, CUstream, CUstreamCaptureMode};
+use cuvmm_driver::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode};
 use cuvmm_driver::{CUresult, Call, Driver};
 use cuvmm_resource::{Error, Options, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::When;
@@ -125,6 +125,66 @@ fn a_buffer_that_is_dropped_during_such_a_capture_goes_after_it() {
     end_capture(&bench.driver, &stream);
     drop((stream, resource));
     bench.assert_clean_soon();
+}
+
+/// The event is then the capture's, and tells nothing for ever: another is recorded.
+#[test]
+fn a_capture_that_begins_before_the_record_and_ends_before_it_is_looked_at_delays_nothing() {
+    for bench in Bench::presets() {
+        let stream = StreamRef::create(&bench.device()).unwrap();
+        let buffer = unattended(&bench);
+        buffer.set_release(Release::Stream(stream.clone())).unwrap();
+        let resource = buffer.resource().clone();
+        let (captured, driver) = (stream.clone(), bench.driver.clone());
+        let (meanwhile, simulator) = (bench.meanwhile.clone(), bench.simulator.clone());
+        // The question after the record is the second.
+        bench.meanwhile.before_next(Call::cuEventRecord, move || {
+            // SAFETY: the stream is alive, and the capture ends below.
+            unsafe { driver.stream_begin_capture(captured.as_raw(), CUstreamCaptureMode::RELAXED) }.unwrap();
+            meanwhile.before_next(Call::cuStreamIsCapturing, move || {
+                end_capture(&driver, &captured);
+                simulator.clear_calls();
+            });
+        });
+        buffer.close_deferred();
+        resource.drain(Instant::now() + Duration::from_secs(20)).unwrap();
+        assert!(bench.meanwhile.is_over());
+        assert_eq!(bench.count(Call::cuEventRecord), 1, "another record");
+        drop((stream, resource));
+        bench.assert_clean_soon();
+    }
+}
+
+/// The event went with the context, and the work too.
+#[test]
+fn a_fence_whose_context_was_reset_is_not_asked_and_not_destroyed() {
+    for end in [0, 1, 2, 3] {
+        let bench = Bench::small();
+        let stream = StreamRef::create(&bench.device()).unwrap();
+        let buffer = unattended(&bench);
+        buffer.fence(&stream).unwrap();
+        let resource = buffer.resource().clone();
+        // SAFETY: a number alone; nothing runs.
+        assert_eq!(unsafe { bench.driver.raw().cuDevicePrimaryCtxReset(CUdevice(0)) }, CUresult::SUCCESS);
+        let told = match end {
+            0 => buffer.close(),
+            1 => buffer.close_within(Instant::now()),
+            2 => {
+                drop(buffer);
+                Ok(())
+            }
+            _ => {
+                buffer.close_deferred();
+                Ok(())
+            }
+        };
+        let code = told.map_err(|error| (error.error().code(), error.into_buffer().is_none()));
+        assert_eq!(code, if end < 2 { Err((Some(CUresult::CONTEXT_IS_DESTROYED), true)) } else { Ok(()) });
+        resource.drain(Instant::now() + Duration::from_secs(20)).unwrap();
+        assert_eq!((bench.simulator.live().mappings, bench.simulator.violations()), (0, vec![]));
+        drop(stream);
+        assert_eq!(bench.simulator.violations(), [], "the stream went with its context, too");
+    }
 }
 
 #[test]
