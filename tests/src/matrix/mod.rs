@@ -179,10 +179,14 @@ impl Row {
         }
         // Let go of now: a resource that lives has a stream of its own.
         let is_counted = counted(resources);
-        if is_kept_whole {
+        // What is told to have gone with its context is given to no driver again.
+        let is_told_gone = step.call == Call::cuCtxPushCurrent && code == CUresult::CONTEXT_IS_DESTROYED;
+        if is_kept_whole || is_told_gone {
             // And with it whatever it was to wait for.
             backend.let_go();
             let now = backend.ledger.live();
+            let gone = (now.events - at_start.events, now.streams - at_start.streams);
+            assert!(is_kept_whole || matches!(gone, (0, _) | (_, 0)), "{case}: {gone:?} of one context's are left");
             expected.events = now.events - at_start.events;
             expected.streams = now.streams - at_start.streams;
             expected.contexts = now.contexts - at_start.contexts;
