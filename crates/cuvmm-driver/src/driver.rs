@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::process::process_id;
 use crate::raw::{Call, RawDriver};
 use crate::stranded::Stranded;
-use crate::sys::{CUdevice, CUresult, CUuuid, CudaVersion};
+use crate::sys::{CUcontext, CUdevice, CUresult, CUuuid, CudaVersion};
 use crate::table::{LoadError, Table};
 
 /// A driver that was started: typed calls go through it, and all that is made through it keeps a clone of it.
@@ -201,11 +201,15 @@ impl Driver {
     /// # Errors
     /// What the driver answers.
     pub fn is_in_host_function(&self) -> Result<bool, Error> {
-        match self.ctx_get_current() {
-            Ok(_) => Ok(false),
-            Err(error) if error.code() == Some(CUresult::NOT_PERMITTED) => Ok(true),
-            Err(error) => Err(error),
+        let mut context = CUcontext::NULL;
+        // SAFETY: the output is ours.
+        let code = unsafe { self.raw().cuCtxGetCurrent(&raw mut context) };
+        if code == CUresult::NOT_PERMITTED {
+            // The driver is not asked for its words for it: that would be two calls more where none may be made.
+            return Ok(true);
         }
+        self.check(Call::cuCtxGetCurrent, code)?;
+        Ok(false)
     }
 
     /// Refuses values of another driver.

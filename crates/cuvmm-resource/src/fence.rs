@@ -102,11 +102,19 @@ impl Fence {
         let is_whole = self.is_whole();
         let can = |session: &Session<'_>| !(is_whole && session.is_lost());
         let waited = self.attend(noted, can, |fence, session, _| {
-            match fence.event {
+            let waited = match fence.event {
                 // SAFETY: the event is this fence's, of this stream's context.
                 Some(event) => unsafe { session.synchronize_event(event) },
                 None => session.synchronize(),
-            }?;
+            };
+            if has_event(&waited) {
+                if session.is_capturing()? {
+                    return Err(Error::StreamCapturing);
+                }
+                session.synchronize()?;
+            } else {
+                waited?;
+            }
             Ok(true)
         });
         waited.map(drop)
@@ -131,11 +139,10 @@ impl Fence {
             // SAFETY: the event is this fence's, of this stream's context.
             let asked = unsafe { session.query_event(event) };
             if asked.is_err() {
-                // It may be of a capture that began and ended before the record was looked at: then another is needed, and at
-                // any other time it tells as much.
+                // A capture may have it: then another is needed, and at any other time that tells as much.
                 fence.widen();
             }
-            Ok(asked?)
+            if has_event(&asked) { Ok(false) } else { Ok(asked?) }
         })
     }
 
@@ -191,6 +198,12 @@ impl Fence {
         drop(self);
         destroyed.and(stream.end())
     }
+}
+
+/// Whether a capture has the event that was asked for, which never says anything then: one that began before the record and
+/// ended before it was asked whether there is one.
+fn has_event<T>(asked: &Result<T, cuvmm_driver::Error>) -> bool {
+    asked.as_ref().is_err_and(|error| error.code() == Some(CUresult::CAPTURED_EVENT))
 }
 
 /// Whether a failure says that the work is over. That no event can be made for want of a context says nothing of it.
