@@ -10,11 +10,14 @@ pub mod conformance;
 mod foreign;
 mod gone;
 mod graph;
+mod later;
 mod machine;
 pub mod matrix;
 mod memory;
 mod nothing;
+mod owner;
 mod peer;
+mod spin;
 mod step;
 mod watch;
 mod work;
@@ -23,15 +26,18 @@ pub use backend::{Backend, Kind, Left, Mark};
 pub use foreign::ForeignRange;
 pub use gone::{Ranges, Remains};
 pub use graph::{Executable, Graph, Kernels, await_graphs, queue_copy, retain_in_capture};
+pub use later::{after, drain, until};
 pub use machine::Machine;
 pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};
 pub use nothing::Nothing;
+pub use owner::Owner;
 pub use peer::{Peer, allow_open_files, open_files};
+pub use spin::Spin;
 pub use step::{FAILING, FAILING_CODES, Step, steps};
 pub use watch::Watched;
 pub use work::{
-    Capture, Current, Gate, Stream, hold_up, in_host_function, is_idle, queue_fill, queue_fill_at, read_at, wait_for,
-    write_at,
+    Capture, Current, Gate, Stream, hold_up, in_destructor, in_host_function, is_idle, queue_fill, queue_fill_at,
+    read_at, wait_for, write_at,
 };
 
 /// Includes tests, functions of a `&Backend`, once for each backend: in `strict` and `measured`, which are the

@@ -21,6 +21,7 @@ pub struct Current {
     device: Device,
     /// The context.
     pub context: CUcontext,
+    is_left_behind: bool,
 }
 
 impl Current {
@@ -29,14 +30,27 @@ impl Current {
         let context = device.primary_ctx_retain().expect("a primary context");
         // SAFETY: it was retained just now.
         unsafe { device.driver().ctx_push_current(context) }.expect("a context to push");
-        Self { device: device.clone(), context }
+        Self { device: device.clone(), context, is_left_behind: false }
+    }
+
+    /// Leaves the context current without a share of it: where nobody else has one, it is gone.
+    pub fn leave_behind(mut self) {
+        self.is_left_behind = true;
+    }
+
+    /// Pops what was [left behind](Self::leave_behind).
+    pub fn forget(driver: &Driver) {
+        // SAFETY: it was pushed, and nobody else pops it.
+        unsafe { driver.ctx_pop_current() }.expect("a context to pop");
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
-        // SAFETY: `push` pushed it.
-        unsafe { self.device.driver().ctx_pop_current() }.expect("a context to pop");
+        if !self.is_left_behind {
+            // SAFETY: `push` pushed it.
+            unsafe { self.device.driver().ctx_pop_current() }.expect("a context to pop");
+        }
         // SAFETY: it was retained by `push`, once.
         unsafe { self.device.primary_ctx_release() }.expect("a primary context to release");
     }
@@ -174,9 +188,23 @@ pub fn in_host_function<T: Send + 'static>(stream: &StreamRef, work: impl FnOnce
 }
 
 unsafe extern "C" fn call(user_data: *mut c_void) {
-    // SAFETY: `in_host_function` made it for this one call.
+    // SAFETY: it was made for this one call.
     let work = unsafe { Box::from_raw(user_data.cast::<Box<dyn FnOnce() + Send>>()) };
     work();
+}
+
+/// Calls `work` in the destructor of a user object, and gives its result.
+pub fn in_destructor<T: Send + 'static>(device: &Device, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = channel();
+    let work: Box<dyn FnOnce() + Send> = Box::new(move || drop(sender.send(work())));
+    let user_data = Box::into_raw(Box::new(work)).cast::<c_void>();
+    let (driver, current) = (device.driver(), Current::push(device));
+    // SAFETY: the function takes over the closure that it is given.
+    let object = unsafe { driver.user_object_create(user_data, Some(call), 1) }.expect("a user object");
+    // SAFETY: the reference was made just now.
+    unsafe { driver.user_object_release(object, 1) }.expect("a user object to release");
+    drop(current);
+    receiver.recv_timeout(PATIENCE).expect("the end of a destructor")
 }
 
 /// Queues a fill of the whole buffer and does not wait for it, as a kernel of somebody else's.
@@ -213,7 +241,7 @@ pub fn wait_for(driver: &Driver, stream: &StreamRef) {
     unsafe { driver.stream_synchronize(stream.as_raw()) }.expect("a stream that goes on");
 }
 
-fn queue(stream: &StreamRef, work: impl FnOnce() -> Result<(), cuvmm::driver::Error>) {
+pub(crate) fn queue(stream: &StreamRef, work: impl FnOnce() -> Result<(), cuvmm::driver::Error>) {
     in_context_of(stream, work).expect("work to queue");
 }
 

@@ -5,6 +5,7 @@
 //! DIR/cuvmm          the command line
 //! DIR/suites/NAME    the suites
 //! DIR/examples/NAME  the examples that load the driver
+//! DIR/benches/NAME   the benchmarks that load the driver
 //! DIR/BUNDLE         says what the folder is and needs; an earlier bundle is known by its first line
 //! ```
 
@@ -24,6 +25,7 @@ const MARKER_TITLE: &str = "The GPU suites of cuvmm.";
 const MARKER_TEXT: &str = "\
 ./gpu-test runs them all and prints a table; it exits with 0 only when something passed and nothing
 failed. ./cuvmm demo shows the library at work; ./cuvmm doctor says what works on the machine.
+CUVMM_DRIVER=cuda benches/drop_cost --bench says what the drop of a buffer costs there.
 ";
 
 /// A version of glibc, of two or three numbers.
@@ -69,7 +71,7 @@ fn is_bundle(dir: &Path) -> bool {
 /// Writes the bundle.
 pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundle> {
     check_target(dir)?;
-    for stale in ["gpu-test", "cuvmm", "suites", "examples"] {
+    for stale in ["gpu-test", "cuvmm", "suites", "examples", "benches"] {
         sh.remove_path(dir.join(stale))?;
     }
     // The marker comes first: a bundle that is left half written can be written again.
@@ -88,6 +90,9 @@ pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundl
     }
     for example in &binaries.examples {
         bundle.add(sh, &example.path, &dir.join("examples").join(&example.name))?;
+    }
+    for bench in &binaries.benches {
+        bundle.add(sh, &bench.path, &dir.join("benches").join(&bench.name))?;
     }
     check_size(bundle.bytes)?;
     let text = format!("{MARKER_TITLE}\n{MARKER_TEXT}It needs glibc {} or newer.\n", bundle.glibc);

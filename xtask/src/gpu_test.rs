@@ -17,6 +17,7 @@ pub(crate) struct Binaries {
     pub(crate) cli: PathBuf,
     pub(crate) suites: Vec<Artifact>,
     pub(crate) examples: Vec<Artifact>,
+    pub(crate) benches: Vec<Artifact>,
 }
 
 /// One executable that cargo built.
@@ -49,10 +50,11 @@ pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
     let binaries = build(sh)?;
     let bundle = bundle::write(sh, dir, &binaries)?;
     println!(
-        "{}: {} suites, {} examples, {}, for glibc {} or newer; run ./gpu-test in it",
+        "{}: {} suites, {} examples, {} benchmarks, {}, for glibc {} or newer; run ./gpu-test in it",
         dir.display(),
         bundle.suites,
         binaries.examples.len(),
+        binaries.benches.len(),
         bundle::mebibytes(bundle.bytes),
         bundle.glibc,
     );
@@ -61,24 +63,19 @@ pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
 
 fn build(sh: &Shell) -> Result<Binaries> {
     let json = ["--release", "--locked", "--message-format=json-render-diagnostics"];
-    let tests = cmd!(sh, "cargo test --package cuvmm-tests --test * --no-run {json...}").read()?;
+    let tests = cmd!(sh, "cargo test --package cuvmm-tests --test * --bench * --no-run {json...}").read()?;
     let programs = cmd!(sh, "cargo build --workspace --exclude xtask --bins --examples {json...}").read()?;
 
-    let mut suites = artifacts(&tests)?;
-    suites.retain(|artifact| artifact.kind == "test");
+    let (mut suites, others): (Vec<_>, Vec<_>) =
+        artifacts(&tests)?.into_iter().partition(|artifact| artifact.kind == "test");
+    let benches = on_gpu(sh, others.into_iter().filter(|artifact| artifact.kind == "bench"))?;
     suites.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!suites.is_empty(), "package cuvmm-tests has no integration tests");
 
     let (examples, programs): (Vec<_>, Vec<_>) =
         artifacts(&programs)?.into_iter().partition(|artifact| artifact.kind == "example");
-    let mut on_gpu = Vec::new();
-    for example in examples {
-        if loads_driver(&sh.read_file(&example.source)?) {
-            on_gpu.push(example);
-        }
-    }
-    on_gpu.sort_by(|a, b| a.name.cmp(&b.name));
-    ensure!(!on_gpu.is_empty(), "no example loads the driver");
+    let examples = on_gpu(sh, examples)?;
+    ensure!(!examples.is_empty(), "no example loads the driver");
     let program = |name: &str| {
         programs
             .iter()
@@ -86,10 +83,22 @@ fn build(sh: &Shell) -> Result<Binaries> {
             .map(|artifact| artifact.path.clone())
             .with_context(|| format!("cargo built no binary `{name}`"))
     };
-    Ok(Binaries { runner: program("gpu-test")?, cli: program("cuvmm")?, suites, examples: on_gpu })
+    Ok(Binaries { runner: program("gpu-test")?, cli: program("cuvmm")?, suites, examples, benches })
 }
 
-/// Whether an example runs on a GPU, by its source: the others are for the simulator alone.
+/// Those that run on a GPU, in order of name.
+fn on_gpu(sh: &Shell, all: impl IntoIterator<Item = Artifact>) -> Result<Vec<Artifact>> {
+    let mut on_gpu = Vec::new();
+    for artifact in all {
+        if loads_driver(&sh.read_file(&artifact.source)?) {
+            on_gpu.push(artifact);
+        }
+    }
+    on_gpu.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(on_gpu)
+}
+
+/// Whether an example or a benchmark runs on a GPU, by its source: the others are for the simulator alone.
 fn loads_driver(source: &str) -> bool {
     source.contains("Driver::load(")
 }
