@@ -44,8 +44,8 @@ mod modelled {
     #[derive(Debug, Default)]
     pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-    thread_local! {
-        /// How many locks were taken: a model's threads are all of one thread of the system.
+    shuttle::thread_local! {
+        /// How many locks a model's thread has taken.
         pub static LOCKED: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -55,7 +55,7 @@ mod modelled {
         }
 
         pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-            LOCKED.set(LOCKED.get() + 1);
+            LOCKED.with(|locked| locked.set(locked.get() + 1));
             self.0.lock()
         }
 

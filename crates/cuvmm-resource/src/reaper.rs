@@ -42,9 +42,9 @@ thread_local! {
     static IS_HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is the reaper, which is to wait for nothing.
+/// Whether this thread is the reaper, which is to wait for nothing. A model's threads are all of one thread of the system.
 pub(crate) fn is_here() -> bool {
-    IS_HERE.get()
+    IS_HERE.get() && cfg!(not(cuvmm_shuttle))
 }
 
 struct Reaper {
@@ -77,19 +77,19 @@ impl Reaper {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds something, and starts the thread where there is none. Where that fails, it is tried again the next time.
     fn push(&'static self, add: impl FnOnce(&mut Queue)) {
-        add(&mut self.lock());
+        let mut queue = self.lock();
+        add(&mut queue);
+        let is_served = queue.is_closed || std::mem::replace(&mut queue.is_served, true);
+        drop(queue);
         self.arrived.notify_one();
-        self.start();
+        if !is_served {
+            self.start();
+        }
     }
 
-    /// Starts the thread where there is none. Where that fails, it is tried again the next time.
     fn start(&'static self) {
-        let mut queue = self.lock();
-        if queue.is_closed || std::mem::replace(&mut queue.is_served, true) {
-            return;
-        }
-        drop(queue);
         process::stop_at_exit();
         if let Err(error) = spawn("cuvmm-reaper", || self.serve()) {
             self.lock().is_served = false;
@@ -102,7 +102,8 @@ impl Reaper {
             // It would wait for itself.
             return holds();
         }
-        self.start();
+        // Where no thread could be had before, one may be now.
+        self.push(|_| ());
         let mut queue = self.lock();
         while !holds() {
             let left = deadline.saturating_duration_since(Instant::now());

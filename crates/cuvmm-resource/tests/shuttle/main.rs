@@ -8,11 +8,12 @@
 mod driver;
 mod reaper;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use cuvmm_driver::{Call, Driver};
 use cuvmm_handles::sync::{LOCKED, TORN};
-use cuvmm_resource::{Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_resource::{OnDrop, Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, RoundRobinScheduler};
 use shuttle::thread;
@@ -237,9 +238,9 @@ fn a_last_owner_that_is_lost_is_found() {
 fn operations_take_as_many_locks_as_the_readme_says() {
     const README: &str = include_str!("../../README.md");
     fn check<R>(row: &str, operation: impl FnOnce() -> R) -> R {
-        let before = LOCKED.get();
+        let before = LOCKED.with(Cell::get);
         let result = operation();
-        let taken = LOCKED.get() - before;
+        let taken = LOCKED.with(Cell::get) - before;
         let row = README.lines().find(|line| line.starts_with(&format!("| {row} |"))).unwrap();
         let stated = row.split('|').filter_map(|cell| cell.trim().parse::<usize>().ok()).next_back();
         assert_eq!(stated, Some(taken), "{row}");
@@ -254,6 +255,13 @@ fn operations_take_as_many_locks_as_the_readme_says() {
         check("`close`, beside an alias", || alias.close().unwrap());
         drop(behind);
         check("`close`, the last of its memory", || buffer.close().unwrap());
+        let one = || world.resource.allocate(G).unwrap();
+        let (dropped, deferred) = (one(), one());
+        check("`drop`, the last of its memory", || drop(dropped));
+        check("`close_deferred`", || deferred.close_deferred());
+        let deferring = World::with(Options::new().on_drop(OnDrop::Defer));
+        let dropped = deferring.resource.allocate(G).unwrap();
+        check("`drop`, deferred", || drop(dropped));
 
         let mut buffer = world.resource.allocate_with_capacity(G, 10 * G).unwrap();
         buffer = check("`grow`, in place", || buffer.grow(2 * G).unwrap());
