@@ -203,7 +203,7 @@ impl Driver {
     pub fn is_in_host_function(&self) -> Result<bool, Error> {
         let mut context = CUcontext::NULL;
         // SAFETY: the output is ours.
-        let code = unsafe { self.raw().cuCtxGetCurrent(&raw mut context) };
+        let code = unsafe { self.calls()?.cuCtxGetCurrent(&raw mut context) };
         if code == CUresult::NOT_PERMITTED {
             // The driver is not asked for its words for it: that would be two calls more where none may be made.
             return Ok(true);
