@@ -93,18 +93,29 @@ impl Path {
         matches!(self, Self::Move | Self::MoveDeferred)
     }
 
+    /// Takes it, and must move where it is to: what is behind the buffer is taken.
+    #[track_caller]
     fn take(self, buffer: VirtualMemoryBuffer) {
+        let outcome = self.take_either_way(buffer);
+        assert!(!self.moves() || outcome == Some(Outcome::Moved), "{outcome:?}");
+    }
+
+    /// As [`take`](Self::take), where others may give back what is behind the buffer, which then grows where it is. The
+    /// outcome, where it grows.
+    fn take_either_way(self, buffer: VirtualMemoryBuffer) -> Option<Outcome> {
         match self {
             Self::Drop | Self::DropDeferred => drop(buffer),
             Self::Close => buffer.close().unwrap(),
             Self::CloseWithin => buffer.close_within(after(Duration::from_secs(30))).unwrap(),
             Self::CloseDeferred => buffer.close_deferred(),
             Self::Move | Self::MoveDeferred => {
-                let moved = buffer.grow_into(ROOM + G).unwrap();
-                assert_eq!(moved.outcome(), Some(Outcome::Moved));
-                moved.close().unwrap();
+                let grown = buffer.grow_into(ROOM + G).unwrap();
+                let outcome = grown.outcome();
+                grown.close().unwrap();
+                return outcome;
             }
         }
+        None
     }
 }
 
@@ -379,7 +390,7 @@ fn end_buffers(backend: &Backend) {
             queue_fill(&stream, &buffer, 4);
             buffer.fence(&stream).unwrap();
             let occupied = if path.moves() { occupy_behind(&buffer) } else { None };
-            path.take(buffer);
+            let _outcome = path.take_either_way(buffer);
             drop(occupied);
         }
         drain(&resource);
