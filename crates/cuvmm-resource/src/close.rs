@@ -1,6 +1,6 @@
 //! The end of a buffer: closed, or dropped.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cuvmm_driver::CUresult;
 use cuvmm_handles::Reservation;
@@ -12,13 +12,10 @@ use crate::reaper;
 use crate::release::{OnDrop, Order};
 use crate::resource::VirtualMemoryResource;
 use crate::retired::Retired;
-use crate::settle::Unsettled;
+use crate::settle::{PATIENCE, Unsettled};
 use crate::stream::StreamRef;
 use crate::sync::{Arc, PoisonError};
 use crate::watch::{TARGET, watch};
-
-/// How long a drop waits: what work takes, as a rule, and not for ever where a stream waits for the thread that drops.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 impl VirtualMemoryBuffer {
     /// Waits for its release stream and its fences, then lets go of its memory: what no alias shares is unmapped and
@@ -63,10 +60,11 @@ impl VirtualMemoryBuffer {
         }
     }
 
-    /// As [`close`](Self::close), if what it waits for is over by the deadline. One that has passed lets it ask once.
+    /// As [`close`](Self::close), if what it waits for is over by the deadline. One that has passed lets it ask for a
+    /// moment, some 50 us: on a stream that has nothing to do it takes as long to know that.
     ///
     /// ```
-    /// # use std::time::{Duration, Instant};
+    /// # use std::time::Instant;
     /// # use cuvmm_resource::*;
     /// # use cuvmm_sim::{Machine, Simulator};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -99,7 +97,7 @@ impl VirtualMemoryBuffer {
     /// It counts as [`pending`](VirtualMemoryResource::pending) until then.
     ///
     /// ```
-    /// # use std::time::{Duration, Instant};
+    /// # use std::time::Instant;
     /// # use cuvmm_resource::*;
     /// # use cuvmm_sim::{Machine, Simulator};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

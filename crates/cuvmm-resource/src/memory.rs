@@ -1,6 +1,7 @@
 //! [`Memory`]: a kind of memory that was found to be there, and the one place that makes chunks of it.
 
 use std::path::Path;
+use std::time::Instant;
 
 use cuvmm_driver::sys::{
     CUdevice_attribute, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation,
@@ -15,7 +16,9 @@ use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
 use crate::numa;
 use crate::options::Options;
 use crate::range::Range;
+use crate::settle::PATIENCE;
 use crate::shortage::{OutOfMemory, Relief};
+use crate::statistics::Counts;
 use crate::sync::Arc;
 use crate::watch::TARGET;
 
@@ -50,6 +53,8 @@ pub(crate) struct Memory {
     relief: Relief,
     /// Where what is made and reserved is counted.
     pub(crate) usage: Arc<Usage>,
+    /// Where its buffers are counted, also when they are gone.
+    pub(crate) counts: Arc<Counts>,
 }
 
 impl Memory {
@@ -89,6 +94,7 @@ impl Memory {
             max_chunk,
             relief: options.relief.clone(),
             usage: Arc::default(),
+            counts: Arc::default(),
         })
     }
 
@@ -141,7 +147,7 @@ impl Memory {
                 (room, None)
             };
             let size = self.granularity.exact(first.size())?;
-            let relief = (want == Want::Need).then_some(&self.relief);
+            let relief = (want == Want::Need).then_some((&self.relief, &*self.counts));
             let allocation = create(&self.device, size, &self.properties, relief)?;
             range = range.with(self.map(first, Arc::new(allocation.counted(&self.usage)))?);
             rest = behind;
@@ -155,18 +161,20 @@ impl Memory {
     }
 }
 
-/// Makes memory. Where there is not so much, the hook is called once, and once more is tried; then as often as the
-/// options say. No lock is held. Without any relief, once has to do.
+/// Makes memory. Where there is not so much, what the resource's buffers have left is waited for, a while; then the hook is
+/// called once, and once more is tried; then as often as the options say. No lock is held. Without any relief, once has to do.
 fn create(
     device: &Device,
     size: GranularSize,
     properties: &CUmemAllocationProp,
-    relief: Option<&Relief>,
+    relief: Option<(&Relief, &Counts)>,
 ) -> Result<Allocation, Error> {
     let kinds = properties.requested_handle_types;
     let mut asked = false;
     let mut retries = 0;
+    let mut deadline = None;
     loop {
+        let given_back = relief.map_or(0, |(_, counts)| counts.given_back());
         let error = match Allocation::create(device.driver(), size, properties) {
             Ok(allocation) => return Ok(allocation),
             Err(error) => error,
@@ -185,7 +193,11 @@ fn create(
             }
             error => return Err(error.into()),
         };
-        let Some(relief) = relief else { return Err(Error::OutOfMemory(shortage)) };
+        let Some((relief, counts)) = relief else { return Err(Error::OutOfMemory(shortage)) };
+        let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+        if counts.gives_back_more(given_back, deadline) {
+            continue;
+        }
         if !std::mem::replace(&mut asked, true) && relief.ask(&shortage) {
             continue;
         }
@@ -372,7 +384,9 @@ fn attempt(
 ) -> Result<CUmemAllocationProp, Error> {
     let driver = device.driver();
     let size = find_granularity(device, GranularityKind::Minimum, properties, access)?.round_up(1)?;
-    let allocation = create(device, size, properties, relief)?;
+    // No buffer of the resource is there yet, to give anything back.
+    let none = Counts::default();
+    let allocation = create(device, size, properties, relief.map(|relief| (relief, &none)))?;
     let obtained = allocation.properties()?;
     let addresses = size.granularity().max(Reservation::GRANULARITY).round_up(1)?;
     let alignment = if addresses.bytes() > Reservation::GRANULARITY.bytes() { addresses.bytes() } else { 0 };

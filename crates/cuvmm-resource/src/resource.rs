@@ -55,8 +55,6 @@ struct Inner {
     memory: Memory,
     /// What copies and fills run on where no stream is given; made when first needed.
     stream: Mutex<Option<StreamRef>>,
-    /// Shared with what is left of its buffers.
-    counts: Arc<Counts>,
     /// Whether a buffer went where no call was to be made: what goes with it makes none either.
     makes_no_call: AtomicBool,
 }
@@ -76,8 +74,7 @@ impl VirtualMemoryResource {
         options.check(device)?;
         let memory = Memory::find(device, &options)?;
         let makes_no_call = AtomicBool::new(options.on_drop == OnDrop::Defer);
-        let (stream, counts) = (Mutex::default(), Arc::default());
-        Ok(Self { inner: Arc::new(Inner { options, memory, stream, counts, makes_no_call }) })
+        Ok(Self { inner: Arc::new(Inner { options, memory, stream: Mutex::default(), makes_no_call }) })
     }
 
     /// The device that it was made for.
@@ -429,7 +426,7 @@ impl VirtualMemoryResource {
     }
 
     pub(crate) fn counts(&self) -> &Arc<Counts> {
-        &self.inner.counts
+        &self.memory().counts
     }
 
     /// The resource's own stream, which waits for no other.

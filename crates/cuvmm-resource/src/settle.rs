@@ -16,6 +16,14 @@ use crate::release::{Order, Release};
 use crate::stream::StreamRef;
 use crate::sync::pause;
 
+/// How long anything waits that nobody gave a deadline: what work takes, as a rule, and not for ever where a stream waits for
+/// the very thread.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What an event takes on a stream that has nothing else to do, which is asked for that long without a pause. A pause takes
+/// longer than it is meant to.
+const MOMENT: Duration = Duration::from_micros(50);
+
 /// Why a buffer is not settled.
 #[derive(Debug)]
 pub(crate) enum Unsettled {
@@ -113,12 +121,16 @@ impl Order {
         let mut noted = Noted::default();
         require_outside(driver, &mut noted)?;
         let mut release = release_fence(&self.release, by_default, &mut noted)?.into_iter().collect();
-        let mut pauses = Pauses::new();
+        let (begin, mut pauses) = (Instant::now(), Pauses::new());
         loop {
             // Both are looked at, so that what is over is used up.
             let is_over = [poll(&mut release, &mut noted)?, poll(&mut self.fences, &mut noted)?];
             if is_over == [true; 2] {
                 return noted.settled();
+            }
+            if begin.elapsed() < MOMENT {
+                std::hint::spin_loop();
+                continue;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

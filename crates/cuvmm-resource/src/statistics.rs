@@ -1,11 +1,13 @@
 //! [`Statistics`]: what a resource has had of the driver, in numbers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use cuvmm_handles::{Level, Usage};
 
 use crate::buffer::{Outcome, VirtualMemoryBuffer};
 use crate::error::Error;
+use crate::reaper;
 use crate::watch::Ended;
 
 /// What a resource has had of the driver, and what its buffers came to, at one moment. It pins nothing.
@@ -75,6 +77,8 @@ pub struct Statistics {
 pub(crate) struct Counts {
     buffers: AtomicUsize,
     pending: AtomicUsize,
+    /// How many of those have gone.
+    given_back: AtomicUsize,
     in_graphs: AtomicUsize,
     /// Buffers that were kept as a whole.
     stranded: AtomicUsize,
@@ -130,7 +134,21 @@ impl Counts {
 
     /// What they held was let go of before, or is stranded: whoever reads the number sees that.
     pub(crate) fn remove_pending(&self, buffers: usize) {
+        self.given_back.fetch_add(buffers, Ordering::Release);
         self.pending.fetch_sub(buffers, Ordering::Release);
+    }
+
+    /// How many buffers were pending and are not any more.
+    pub(crate) fn given_back(&self) -> usize {
+        self.given_back.load(Ordering::Acquire)
+    }
+
+    /// Waits, where some are pending, until more than so many are not any more. Whether there are more, before the deadline.
+    pub(crate) fn gives_back_more(&self, than: usize, deadline: Instant) -> bool {
+        let is_more = || self.given_back() != than;
+        // In this order: what is not pending any more has been counted.
+        let are_coming = self.pending() > 0;
+        (is_more() || are_coming && reaper::wait_until(deadline, is_more)) && Instant::now() < deadline
     }
 
     pub(crate) fn add_in_graph(&self) {
