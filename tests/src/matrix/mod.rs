@@ -261,6 +261,12 @@ fn translated(failing: Failing) -> Option<Verdict> {
         Call::cuCtxGetCurrent if failing.code == CUresult::NOT_PERMITTED => {
             Some(Verdict::As(|error| matches!(error, Resource::HostCallback)))
         }
+        // A capture that is over has the event: the stream is waited for instead.
+        Call::cuStreamSynchronize | Call::cuEventSynchronize | Call::cuEventQuery
+            if failing.code == CUresult::CAPTURED_EVENT =>
+        {
+            Some(Verdict::Overcome)
+        }
         Call::cuStreamIsCapturing | Call::cuStreamSynchronize | Call::cuEventSynchronize | Call::cuEventQuery
             if captures.contains(&failing.code.0) =>
         {
