@@ -128,8 +128,8 @@ impl Reaper {
             }
             let Some((retired, streams)) = self.take(known.is_empty()) else { break };
             let begin = Instant::now();
-            if !streams.is_empty() {
-                self.attend(|| drop(streams));
+            for stream in streams {
+                self.attend(|| drop(stream));
             }
             for retired in retired {
                 self.attend(|| admit(&mut known, retired));

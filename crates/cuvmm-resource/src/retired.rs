@@ -161,14 +161,16 @@ impl Drop for Retired {
         let has_memory = !self.range.is_empty() || self.reserved.is_some();
         let (address, size) = (self.address(), self.range.end());
         std::mem::forget((std::mem::take(&mut self.range), self.reserved.take()));
-        if self.is_lost() {
-            // The driver is gone, and gave back everything.
+        let (is_lost, is_panicking) = (self.is_lost(), std::thread::panicking());
+        if is_lost || is_panicking {
+            // The driver is gone, and gave back everything; or a stream's owner panicked, and another could as well.
             std::mem::forget(std::mem::take(&mut self.fences));
-        } else if has_memory {
+        }
+        if has_memory && !is_lost {
             self.driver.stranded().add(StrandedKind::Buffer);
             self.counts.add_stranded();
             // A subscriber may be what panicked.
-            if !std::thread::panicking() {
+            if !is_panicking {
                 let error = self.refused.as_ref().map(tracing::field::display);
                 tracing::error!(target: TARGET, error, %address, size, "stranded a dropped buffer");
             }
