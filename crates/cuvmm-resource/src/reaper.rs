@@ -17,6 +17,8 @@ use std::collections::btree_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use cuvmm_driver::process_id;
+
 use crate::retired::Retired;
 use crate::settle::Pauses;
 use crate::stream::StreamRef;
@@ -39,12 +41,13 @@ pub(crate) fn wait_until(deadline: Instant, holds: impl Fn() -> bool) -> bool {
 }
 
 thread_local! {
-    static IS_HERE: Cell<bool> = const { Cell::new(false) };
+    /// The process whose reaper this thread is, which a child that is forked here is not; 0 for none.
+    static REAPER_OF: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether this thread is the reaper, which is to wait for nothing. A model's threads are all of one thread of the system.
 pub(crate) fn is_here() -> bool {
-    IS_HERE.get() && cfg!(not(cuvmm_shuttle))
+    REAPER_OF.get() == process_id() && cfg!(not(cuvmm_shuttle))
 }
 
 struct Reaper {
@@ -117,7 +120,7 @@ impl Reaper {
 
     /// What its thread does.
     fn serve(&self) {
-        IS_HERE.set(true);
+        REAPER_OF.set(process_id());
         let mut known = BTreeMap::new();
         let mut pauses = Pauses::new();
         let mut took = Duration::ZERO;
@@ -206,7 +209,7 @@ fn admit(known: &mut BTreeMap<usize, Retired>, mut retired: Retired) {
 #[cfg(not(cuvmm_shuttle))]
 mod process {
     use std::ffi::c_int;
-    use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+    use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
     use cuvmm_driver::process_id;
 
@@ -246,8 +249,10 @@ mod process {
 
     /// The driver's own end was to come when it was loaded, before the reaper had anything of it: so this comes first.
     pub(super) fn stop_at_exit() {
-        static IS_KNOWN: AtomicBool = AtomicBool::new(false);
-        if !IS_KNOWN.swap(true, Ordering::Relaxed) {
+        /// The process that has it. A child has its parent's functions, but for one that was just being added: twice is as
+        /// good as once.
+        static KNOWN_TO: AtomicU32 = AtomicU32::new(0);
+        if KNOWN_TO.swap(process_id(), Ordering::Relaxed) != process_id() {
             // SAFETY: the function is there as long as this code is. Where there is no room for it, nothing stops.
             let _ = unsafe { atexit(stop) };
         }

@@ -1,5 +1,7 @@
 //! [`Retired`]: the memory of buffers that are gone, until nothing uses it any more.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
 use cuvmm_handles::Reservation;
@@ -161,20 +163,29 @@ impl Drop for Retired {
         let has_memory = !self.range.is_empty() || self.reserved.is_some();
         let (address, size) = (self.address(), self.range.end());
         std::mem::forget((std::mem::take(&mut self.range), self.reserved.take()));
-        let (is_lost, is_panicking) = (self.is_lost(), std::thread::panicking());
-        if is_lost || is_panicking {
-            // The driver is gone, and gave back everything; or a stream's owner panicked, and another could as well.
+        if self.is_lost() {
+            // The driver is gone, and gave back everything.
             std::mem::forget(std::mem::take(&mut self.fences));
         }
-        if has_memory && !is_lost {
+        let is_stranded = has_memory && !self.is_lost();
+        if is_stranded {
             self.driver.stranded().add(StrandedKind::Buffer);
             self.counts.add_stranded();
-            // A subscriber may be what panicked.
-            if !is_panicking {
-                let error = self.refused.as_ref().map(tracing::field::display);
-                tracing::error!(target: TARGET, error, %address, size, "stranded a dropped buffer");
-            }
         }
         self.counts.remove_pending(self.buffers);
+        // Owners of streams may panic, each of them: two panics that met would be the end of the process.
+        drop_alone(std::mem::take(&mut self.release));
+        std::mem::take(&mut self.fences).into_iter().for_each(drop_alone);
+        // A subscriber may be what panicked, and may panic now.
+        if is_stranded && !std::thread::panicking() {
+            let error = self.refused.as_ref().map(tracing::field::display);
+            tracing::error!(target: TARGET, error, %address, size, "stranded a dropped buffer");
+        }
     }
+}
+
+/// Drops it, and lets no panic out.
+fn drop_alone<T>(value: T) {
+    // What was panicked with may panic, too.
+    catch_unwind(AssertUnwindSafe(|| drop(value))).unwrap_or_else(std::mem::forget);
 }
