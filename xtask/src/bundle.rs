@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/gpu-test       the runner, which runs every suite beside it
 //! DIR/cuvmm          the command line
+//! DIR/process-life   the program that a suite begins beside the folder that it stands in
 //! DIR/suites/NAME    the suites
 //! DIR/examples/NAME  the examples that load the driver
 //! DIR/benches/NAME   the benchmarks that load the driver
@@ -71,7 +72,7 @@ fn is_bundle(dir: &Path) -> bool {
 /// Writes the bundle.
 pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundle> {
     check_target(dir)?;
-    for stale in ["gpu-test", "cuvmm", "suites", "examples", "benches"] {
+    for stale in ["gpu-test", "cuvmm", "process-life", "suites", "examples", "benches"] {
         sh.remove_path(dir.join(stale))?;
     }
     // The marker comes first: a bundle that is left half written can be written again.
@@ -79,6 +80,7 @@ pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundl
     let mut bundle = Bundle::default();
     bundle.add(sh, &binaries.runner, &dir.join("gpu-test"))?;
     bundle.add(sh, &binaries.cli, &dir.join("cuvmm"))?;
+    bundle.add(sh, &binaries.process_life, &dir.join("process-life"))?;
     for suite in &binaries.suites {
         // What a GPU is not asked need not be carried there.
         let path = &suite.path;

@@ -15,6 +15,7 @@ use crate::bundle;
 pub(crate) struct Binaries {
     pub(crate) runner: PathBuf,
     pub(crate) cli: PathBuf,
+    pub(crate) process_life: PathBuf,
     pub(crate) suites: Vec<Artifact>,
     pub(crate) examples: Vec<Artifact>,
     pub(crate) benches: Vec<Artifact>,
@@ -83,7 +84,8 @@ fn build(sh: &Shell) -> Result<Binaries> {
             .map(|artifact| artifact.path.clone())
             .with_context(|| format!("cargo built no binary `{name}`"))
     };
-    Ok(Binaries { runner: program("gpu-test")?, cli: program("cuvmm")?, suites, examples, benches })
+    let (runner, cli, process_life) = (program("gpu-test")?, program("cuvmm")?, program("process-life")?);
+    Ok(Binaries { runner, cli, process_life, suites, examples, benches })
 }
 
 /// Those that run on a GPU, in order of name.
