@@ -54,8 +54,8 @@ pub enum Outcome {
 ///
 /// A buffer can be dropped by anyone, anywhere. Its drop waits as closing it does, for up to two seconds. Where its work goes
 /// on for longer, or can't be waited for (the stream is capturing, or the drop happens in a host function of the driver's),
-/// a thread of this library's lets go of the memory later, once the work is over. [Deferred](OnDrop::Defer), a drop leaves
-/// everything to that thread.
+/// a thread of this library's lets go of the memory later, once the work is over. [Deferred](crate::OnDrop::Defer), a drop
+/// leaves everything to that thread.
 ///
 /// ```
 /// # use cuvmm_resource::*;
