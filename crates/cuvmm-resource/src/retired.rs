@@ -104,6 +104,7 @@ impl Retired {
         if let Release::DefaultStream | Release::Stream(_) = &other.release {
             self.release = std::mem::replace(&mut other.release, Release::Caller);
         }
+        self.by_default = self.by_default.take().or(other.by_default.take());
         // All that it has is shared with this one: no call is made.
         (other.range, other.reserved) = (Range::default(), None);
     }

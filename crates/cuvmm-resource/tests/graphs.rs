@@ -240,6 +240,40 @@ fn the_capture_the_context_and_the_mode_are_as_before() {
     settle(buffer.resource());
 }
 
+/// What a graph left has nothing to wait for. What a buffer of the same memory waits for is not forgotten over it, also where
+/// that can't be found out at once.
+#[test]
+fn what_a_buffer_waits_for_is_waited_for_beside_what_a_graph_left() {
+    let bench = Bench::small();
+    let foreign = Foreign::new(&bench, CUstream_flags::DEFAULT);
+    let (graph, resource) = (graph_of(&bench), bench.plain());
+    let [first, buffer] = [(); 2].map(|()| resource.allocate(G).unwrap());
+    retain(&buffer, graph).unwrap();
+    let held = Held::queue(foreign.stream, &buffer);
+    // The library's thread is kept busy until it has been left both.
+    let (reached, (go, gone)) = (channel(), channel::<()>());
+    bench.meanwhile.before_next(Call::cuEventQuery, move || {
+        reached.0.send(()).unwrap();
+        let _ = gone.recv();
+    });
+    first.close_deferred();
+    reached.1.recv().unwrap();
+    destroy(&bench, graph);
+    bench.wait_until(|_| resource.statistics().in_graphs == 0);
+    // It is handed over a moment after it is counted.
+    std::thread::sleep(Duration::from_millis(20));
+    bench.faults.fail(Call::cuDevicePrimaryCtxRetain, 1, CUresult::UNKNOWN, When::Before);
+    buffer.close_deferred();
+    drop(go);
+    bench.wait_until(|bench| bench.faults.fired() == 1);
+    let soon = Instant::now() + Duration::from_millis(20);
+    assert_eq!(resource.drain(soon), Err(Error::StillPending { buffers: 3 }));
+    drop(held);
+    settle(&resource);
+    drop((resource, foreign));
+    bench.assert_clean();
+}
+
 const ROLE: &str = "CUVMM_RESOURCE_END_WITH_GRAPHS";
 
 /// One that lives, one that was destroyed just now, whose destructor may be running, and one whose run goes on.
