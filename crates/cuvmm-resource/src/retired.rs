@@ -16,7 +16,7 @@ use crate::statistics::Counts;
 use crate::sync::Arc;
 use crate::watch::{TARGET, watch};
 
-/// How often it may fail to be found out whether the work is over before the memory is given up.
+/// How often in a row it may fail to be found out whether the work is over before the memory is given up.
 const TRIES: u32 = 8;
 
 /// The memory of a buffer that is gone, or of several that had the same, or what a graph had of it, with all that it waits
@@ -38,6 +38,7 @@ pub(crate) struct Retired {
     release: Release,
     fences: Vec<Fence>,
     noted: Noted,
+    /// How often in a row it could not be found out whether the work is over.
     failures: u32,
     /// Why it is given up.
     refused: Option<Error>,
@@ -127,7 +128,10 @@ impl Retired {
         match polled {
             _ if self.is_lost() => {}
             Ok(true) => self.let_go(),
-            Ok(false) | Err(Unsettled::Refused(Error::StreamCapturing)) => return Some(self),
+            Ok(false) | Err(Unsettled::Refused(Error::StreamCapturing)) => {
+                self.failures = 0;
+                return Some(self);
+            }
             Err(Unsettled::Refused(error) | Unsettled::Failed(error)) => {
                 self.failures += 1;
                 if self.failures < TRIES {

@@ -7,6 +7,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode};
@@ -153,6 +154,28 @@ fn a_capture_that_begins_before_the_record_and_ends_before_it_is_looked_at_delay
         drop((stream, resource));
         bench.assert_clean_soon();
     }
+}
+
+/// Only what can't be found out again and again is given up.
+#[test]
+fn questions_that_fail_now_and_then_delay_nothing_and_strand_nothing() {
+    let bench = Bench::small();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    let buffer = unattended(&bench);
+    buffer.set_release(Release::Stream(stream.clone())).unwrap();
+    let resource = buffer.resource().clone();
+    let held = Held::queue(stream.as_raw(), &buffer);
+    let asked = AtomicUsize::new(0);
+    let every_other = move |_: &[u64]| asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    bench.faults.fail_when(Call::cuEventQuery, every_other, CUresult::UNKNOWN, When::Before);
+    buffer.close_deferred();
+    bench.wait_until(|bench| bench.faults.fired() > 20);
+    assert_eq!(resource.pending(), 1);
+    drop(held);
+    resource.drain(Instant::now() + Duration::from_secs(20)).unwrap();
+    bench.faults.clear();
+    drop((stream, resource));
+    bench.assert_clean_soon();
 }
 
 /// The event went with the context, and the work too.
