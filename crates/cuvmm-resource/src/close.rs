@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use cuvmm_driver::CUresult;
-use cuvmm_handles::Reservation;
 
 use crate::buffer::VirtualMemoryBuffer;
 use crate::error::{CloseError, Error};
@@ -14,7 +13,7 @@ use crate::resource::VirtualMemoryResource;
 use crate::retired::Retired;
 use crate::settle::{PATIENCE, Unsettled};
 use crate::stream::StreamRef;
-use crate::sync::{Arc, PoisonError};
+use crate::sync::PoisonError;
 use crate::watch::{TARGET, watch};
 
 impl VirtualMemoryBuffer {
@@ -183,9 +182,7 @@ impl VirtualMemoryBuffer {
     /// Lets go of the memory without waiting. It is empty after.
     pub(crate) fn let_go(&mut self) -> Result<(), Error> {
         self.size = 0;
-        let closed = std::mem::take(&mut self.range).close();
-        let freed = self.reserved.take().and_then(Arc::into_inner).map_or(Ok(()), Reservation::close);
-        Ok(closed.and(freed)?)
+        Ok(std::mem::take(&mut self.range).close_with(self.reserved.take())?)
     }
 
     /// Moves what this waits for to `other`, which has all of this one's memory, and lets go of this one.

@@ -46,11 +46,26 @@ impl VirtualMemoryResource {
         Err(Error::StillPending { buffers: self.pending() })
     }
 
-    /// Lets go of this resource, as dropping it does, and waits until nothing is pending any more: for the end of a program,
-    /// or before memory is counted. Dropping it waits for nothing. Its buffers, and other clones of it, live on.
+    /// Waits as [`drain`](Self::drain) does, and lets go of this resource, as dropping it does without waiting: for the end of
+    /// a program, or before memory is counted. Its buffers, and other clones of it, live on.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// let resource = VirtualMemoryResource::new(&device, Options::new().on_drop(OnDrop::Defer))?;
+    /// drop(resource.allocate(2 << 20)?);
+    /// resource.close(Instant::now() + Duration::from_secs(10))?;
+    /// assert!(simulator.live().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// As [`drain`](Self::drain). What is pending goes later.
+    /// As [`drain`](Self::drain). The resource is gone all the same, and what is pending goes later.
     pub fn close(self, deadline: Instant) -> Result<(), Error> {
         self.drain(deadline)
     }

@@ -196,7 +196,8 @@ impl VirtualMemoryBuffer {
     }
 
     /// As [`grow`](Self::grow), in place of this buffer, which is gone after. Where the address stays, nothing is
-    /// waited for; where it moves, this waits as closing does before the old addresses go.
+    /// waited for; where it moves, this waits as closing does before the old addresses go, or leaves them to go later
+    /// ([`OnDrop::Defer`](crate::OnDrop::Defer)).
     ///
     /// ```
     /// # use cuvmm_resource::*;

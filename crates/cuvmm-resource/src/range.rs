@@ -4,7 +4,7 @@
 //! number. Nodes are let go of iteratively, the last first.
 
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc};
-use cuvmm_handles::Mapping;
+use cuvmm_handles::{Mapping, Reservation};
 
 use crate::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Range {
         Self { tail: Some(Arc::new(node)) }
     }
 
-    /// A number of the mapping that it ends in; none for no mappings.
+    /// A number of the mapping that it ends in, no other mapping's as long as it is there; none for no mappings.
     pub(crate) fn key(&self) -> Option<usize> {
         self.tail.as_deref().map(|tail| std::ptr::from_ref(tail).addr())
     }
@@ -122,6 +122,12 @@ impl Range {
     /// returns the first.
     pub(crate) fn close(mut self) -> Result<(), cuvmm_handles::Error> {
         self.tear_down()
+    }
+
+    /// As [`close`](Self::close), and lets go of the addresses that a buffer without memory has.
+    pub(crate) fn close_with(self, reserved: Option<Arc<Reservation>>) -> Result<(), cuvmm_handles::Error> {
+        let closed = self.close();
+        closed.and(reserved.and_then(Arc::into_inner).map_or(Ok(()), Reservation::close))
     }
 
     fn tear_down(&mut self) -> Result<(), cuvmm_handles::Error> {

@@ -247,7 +247,8 @@ mod process {
         }
     }
 
-    /// The driver's own end was to come when it was loaded, before the reaper had anything of it: so this comes first.
+    /// What was registered last runs first, and the driver registered its own end when it was loaded, before the reaper had
+    /// anything of it: so the reaper stops before.
     pub(super) fn stop_at_exit() {
         /// The process that has it. A child has its parent's functions, but for one that was just being added: twice is as
         /// good as once.

@@ -152,9 +152,7 @@ impl Retired {
         let span = tracing::debug_span!(target: TARGET, "release", %address, size, chunks, deferred = true);
         // What fails here the handles count and report.
         let _ = watch("release", span, || -> Result<(), Error> {
-            let closed = std::mem::take(&mut self.range).close();
-            let freed = self.reserved.take().and_then(Arc::into_inner).map_or(Ok(()), Reservation::close);
-            Ok(closed.and(freed)?)
+            Ok(std::mem::take(&mut self.range).close_with(self.reserved.take())?)
         });
     }
 

@@ -241,7 +241,7 @@ impl Drop for Inner {
             return reaper::hand_over_stream(StreamRef { inner: Arc::new(Self { driver, stream, context, keep }) });
         }
         if let Keep::Ours(_) = self.keep {
-            // SAFETY: the context is the share's that is held, and the stream is one of it.
+            // SAFETY: the context lives as long as the share of it in `keep`, and the stream, which is of it, until below.
             let (_session, entered) = Session::enter(unsafe { Target::new(&self.driver, self.context, self.stream) });
             if entered.is_err_and(|error| error.code() == Some(CUresult::CONTEXT_IS_DESTROYED)) {
                 // It went with its context, and a driver that is asked for it can crash.

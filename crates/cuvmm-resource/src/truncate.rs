@@ -53,9 +53,9 @@ impl VirtualMemoryBuffer {
     }
 
     /// As [`truncate`](Self::truncate), in place of this buffer: the chunks that are no longer needed are given back at
-    /// once, where no alias has them. This waits for them as closing does. The addresses stay reserved as far as the
-    /// last chunk's reservation goes, so that the buffer grows again in place; one that is cut to nothing keeps those of
-    /// its first chunk.
+    /// once, where no alias has them. This waits for them as closing does, or leaves them to go later
+    /// ([`OnDrop::Defer`](crate::OnDrop::Defer)). The addresses stay reserved as far as the last chunk's reservation goes, so
+    /// that the buffer grows again in place; one that is cut to nothing keeps those of its first chunk.
     ///
     /// ```
     /// # use cuvmm_resource::*;
