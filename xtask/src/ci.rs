@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
 
-use crate::{interop, metadata, shuttle};
+use crate::{abort, interop, metadata, shuttle};
 
 /// The cargo-deny that deny.toml is written for.
 const CARGO_DENY: &str = "0.20.2";
@@ -17,6 +17,7 @@ const STEPS: &[Step] = &[
     ("clippy", clippy),
     ("features", features),
     ("test", test),
+    ("abort", abort::step),
     ("shuttle", shuttle::step),
     ("interop", interop::run),
     ("doc", doc),

@@ -106,7 +106,7 @@ fn loads_driver(source: &str) -> bool {
 }
 
 /// The executables that a run of cargo reports, one JSON message a line.
-fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
+pub(crate) fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
     let mut artifacts = Vec::new();
     for line in messages.lines() {
         let message: Value =

@@ -1,6 +1,7 @@
 //! The tasks of this workspace: `cargo xtask --help` lists them.
 #![forbid(unsafe_code)]
 
+mod abort;
 mod bundle;
 mod ci;
 mod flags;

@@ -129,6 +129,11 @@ pub(crate) fn await_slowness() {
     }
 }
 
+/// A process that hangs is killed.
+pub(crate) fn limit() {
+    alarm(50);
+}
+
 /// Says that all is as the test wants it.
 pub(crate) fn say_ready() {
     println!("ready");

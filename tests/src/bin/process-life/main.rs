@@ -19,6 +19,7 @@ const ENDS: &str = "return exit exit-elsewhere";
 const ITSELF: &str = "itself";
 
 fn main() {
+    life::limit();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
