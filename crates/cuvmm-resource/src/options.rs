@@ -168,10 +168,10 @@ impl Options {
         Self { growth, ..self }
     }
 
-    /// What is called when the device, or the host, has not so much memory as is asked for in one piece, also after what the
-    /// resource's own buffers left [pending](crate::VirtualMemoryResource::pending) was waited for, up to two seconds. It may
-    /// free some, of these buffers or anybody's; when it answers `true` that piece is tried once more, once. It is called without any lock
-    /// of this library's, and may use it: what it allocates itself calls no hook. Nor does what a
+    /// What is called when the device, or the host, has not so much memory as is asked for in one piece. It may free some, of
+    /// these buffers or anybody's; when it answers `true` that piece is tried once more, once. Before, what the resource's own
+    /// buffers left [pending](crate::VirtualMemoryResource::pending) is waited for, two seconds at most. It is called without
+    /// any lock of this library's, and may use it: what it allocates itself calls no hook. Nor does what a
     /// [growth policy](GrowthPolicy) only wishes for.
     ///
     /// ```
