@@ -28,7 +28,9 @@ pub use gone::{Ranges, Remains};
 pub use graph::{Executable, Graph, Kernels, await_graphs, queue_copy, retain_in_capture};
 pub use later::{after, drain, until};
 pub use machine::Machine;
-pub use memory::{G, MIB, ROOM, bytes_of, occupy_behind, pattern, require_marks, with_room_behind, write_marks};
+pub use memory::{
+    G, MIB, ROOM, buffer_on, bytes_of, occupy_behind, pattern, require_marks, scratch, with_room_behind, write_marks,
+};
 pub use nothing::Nothing;
 pub use owner::Owner;
 pub use peer::{Peer, allow_open_files, open_files};
@@ -36,8 +38,8 @@ pub use spin::Spin;
 pub use step::{FAILING, FAILING_CODES, Step, steps};
 pub use watch::Watched;
 pub use work::{
-    Capture, Current, Gate, Stream, hold_up, in_destructor, in_host_function, is_idle, queue_fill, queue_fill_at,
-    read_at, wait_for, write_at,
+    Capture, Current, Gate, MODES, Stream, hold_up, in_destructor, in_host_function, is_idle, queue_fill,
+    queue_fill_at, read_at, wait_for, write_at,
 };
 
 /// Includes tests, functions of a `&Backend`, once for each backend: in `strict` and `measured`, which are the

@@ -1,7 +1,9 @@
 //! Bytes that say where they belong, and buffers that have, or lack, room behind them.
 
 use cuvmm::handles::Reservation;
-use cuvmm::{VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm::{Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
+
+use crate::backend::Backend;
 
 /// A MiB.
 pub const MIB: usize = 1 << 20;
@@ -10,6 +12,20 @@ pub const G: usize = 2 * MIB;
 
 /// What drivers give at a hint, if anything: addresses come in no smaller pieces behind others.
 pub const ROOM: usize = 32 * MIB;
+
+/// A buffer that waits for the stream.
+pub fn buffer_on(resource: &VirtualMemoryResource, stream: &StreamRef) -> VirtualMemoryBuffer {
+    let buffer = resource.allocate(G).expect("a buffer");
+    buffer.set_release(Release::Stream(stream.clone())).expect("a stream of the same driver");
+    buffer
+}
+
+/// A buffer for captured work, that waits for nothing.
+pub fn scratch(backend: &Backend) -> VirtualMemoryBuffer {
+    let buffer = backend.resource().allocate(G).expect("a buffer");
+    buffer.set_release(Release::Caller).expect("nothing to refuse");
+    buffer
+}
 
 /// `length` bytes that depend on the seed and on where they are.
 pub fn pattern(seed: u8, length: usize) -> Vec<u8> {

@@ -291,6 +291,10 @@ pub fn is_idle(stream: &StreamRef) -> bool {
     idle.expect("a stream without an error")
 }
 
+/// The modes of captures.
+pub const MODES: [CUstreamCaptureMode; 3] =
+    [CUstreamCaptureMode::GLOBAL, CUstreamCaptureMode::THREAD_LOCAL, CUstreamCaptureMode::RELAXED];
+
 /// A capture that goes on on a stream.
 pub struct Capture {
     stream: StreamRef,

@@ -8,19 +8,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
-use cuvmm::driver::sys::CUstreamCaptureMode;
 use cuvmm::{OnDrop, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_resource::Error;
-use cuvmm_tests::{Backend, Capture, G, Gate, Stream, after, drain, is_idle, queue_fill, queue_fill_at};
+use cuvmm_tests::{
+    Backend, Capture, G, Gate, MODES, Stream, after, drain, is_idle, queue_fill, queue_fill_at, scratch,
+};
 
 cuvmm_tests::suite!(
     ten_thousand_operations_harm_no_capture,
     operations_harm_no_captures_that_come_and_go,
     waits_for_work_that_goes_on_harm_no_capture,
 );
-
-const MODES: [CUstreamCaptureMode; 3] =
-    [CUstreamCaptureMode::GLOBAL, CUstreamCaptureMode::THREAD_LOCAL, CUstreamCaptureMode::RELAXED];
 
 /// How many bytes are written by each piece of work.
 const WRITTEN: usize = 4096;
@@ -98,13 +96,6 @@ impl Worker {
         drain(&self.deferring);
         self.done.load(Ordering::Relaxed)
     }
-}
-
-/// A buffer for captured work, which is never launched.
-fn scratch(backend: &Backend) -> VirtualMemoryBuffer {
-    let buffer = backend.resource().allocate(G).unwrap();
-    buffer.set_release(Release::Caller).unwrap();
-    buffer
 }
 
 fn ten_thousand_operations_harm_no_capture(backend: &Backend) {

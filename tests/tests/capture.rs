@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::sys::{CUcontext, CUstreamCaptureMode};
-use cuvmm::{CUresult, Call, OnDrop, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm::{CUresult, Call, OnDrop, Options, Outcome, Release, StreamRef};
 use cuvmm_resource::Error;
 use cuvmm_tests::{
-    Backend, Capture, Current, G, Gate, ROOM, Stream, in_host_function, is_idle, occupy_behind, queue_fill,
-    require_marks, write_marks,
+    Backend, Capture, Current, G, Gate, MODES, ROOM, Stream, in_host_function, is_idle, occupy_behind, queue_fill,
+    require_marks, scratch, write_marks,
 };
 
 cuvmm_tests::suite!(
@@ -31,9 +31,6 @@ cuvmm_tests::suite!(
     no_current_context_is_needed_and_none_is_made,
     a_buffer_is_made_on_one_thread_and_dropped_on_another,
 );
-
-const MODES: [CUstreamCaptureMode; 3] =
-    [CUstreamCaptureMode::GLOBAL, CUstreamCaptureMode::THREAD_LOCAL, CUstreamCaptureMode::RELAXED];
 
 /// How long what should go soon may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -81,13 +78,6 @@ fn releases(backend: &Backend, blocking: bool) -> Vec<Release> {
 
 fn streams(backend: &Backend) -> [(StreamRef, bool); 2] {
     [(Stream::non_blocking(&backend.device), false), (Stream::blocking(&backend.device), true)]
-}
-
-/// A buffer for captured work, which is never launched.
-fn scratch(backend: &Backend) -> VirtualMemoryBuffer {
-    let buffer = backend.resource().allocate(G).unwrap();
-    buffer.set_release(Release::Caller).unwrap();
-    buffer
 }
 
 fn a_capture_outlives_everything_done_to_other_buffers_by_its_thread(backend: &Backend) {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use cuvmm::{Call, OnDrop, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_resource::Error;
 use cuvmm_tests::{
-    Backend, G, Gate, ROOM, Ranges, Stream, after, drain, is_idle, occupy_behind, queue_fill, require_marks, until,
-    write_marks,
+    Backend, G, Gate, ROOM, Ranges, Stream, after, buffer_on, drain, is_idle, occupy_behind, queue_fill, require_marks,
+    until, write_marks,
 };
 
 cuvmm_tests::suite!(
@@ -36,13 +36,6 @@ cuvmm_tests::suite!(
 
 fn deferring(backend: &Backend) -> VirtualMemoryResource {
     backend.resource_with(Options::new().on_drop(OnDrop::Defer))
-}
-
-/// A buffer that waits for the stream.
-fn buffer_on(resource: &VirtualMemoryResource, stream: &StreamRef) -> VirtualMemoryBuffer {
-    let buffer = resource.allocate(G).unwrap();
-    buffer.set_release(Release::Stream(stream.clone())).unwrap();
-    buffer
 }
 
 fn mappings(backend: &Backend) -> usize {

@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 
 use cuvmm::driver::sys::{CUcontext, CUstreamCaptureMode};
 use cuvmm::{
-    CUresult, Call, Driver, GrowOptions, OnDrop, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer,
-    VirtualMemoryResource,
+    CUresult, Call, Driver, GrowOptions, OnDrop, Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource,
 };
 use cuvmm_resource::Error;
 use cuvmm_sim::faults::When;
 use cuvmm_tests::{
-    Backend, Current, G, Gate, Owner, ROOM, Ranges, Spin, Stream, after, drain, is_idle, occupy_behind, queue_fill,
-    require_marks, write_marks,
+    Backend, Current, G, Gate, MODES, Owner, ROOM, Ranges, Spin, Stream, after, buffer_on, drain, is_idle,
+    occupy_behind, queue_fill, require_marks, write_marks,
 };
 
 cuvmm_tests::suite!(
@@ -37,9 +36,6 @@ cuvmm_tests::suite!(
 
 cuvmm_tests::suite!(two gpus: dropped_where_another_devices_context_is_current);
 
-const MODES: [CUstreamCaptureMode; 3] =
-    [CUstreamCaptureMode::GLOBAL, CUstreamCaptureMode::THREAD_LOCAL, CUstreamCaptureMode::RELAXED];
-
 /// How long what waits for nothing may take on a machine that is busy: less than a drop waits in vain.
 const AT_ONCE: Duration = Duration::from_secs(1);
 /// How long a drop may take whatever happens.
@@ -47,12 +43,6 @@ const SOON: Duration = Duration::from_secs(5);
 
 fn resource(backend: &Backend, on_drop: OnDrop) -> VirtualMemoryResource {
     backend.resource_with(Options::new().on_drop(on_drop))
-}
-
-fn buffer_on(resource: &VirtualMemoryResource, stream: &StreamRef) -> VirtualMemoryBuffer {
-    let buffer = resource.allocate(G).unwrap();
-    buffer.set_release(Release::Stream(stream.clone())).unwrap();
-    buffer
 }
 
 /// The same memory once more, that waits for nothing.

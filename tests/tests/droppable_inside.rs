@@ -13,8 +13,8 @@ use cuvmm::driver::sys::CUstreamCaptureMode;
 use cuvmm::{CUresult, Call, OnDrop, Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::faults::When;
 use cuvmm_tests::{
-    Backend, Capture, G, Gate, Graph, Stream, after, drain, in_destructor, in_host_function, is_idle, queue_fill,
-    until, write_marks,
+    Backend, Capture, G, Gate, Graph, MODES, Stream, after, buffer_on, drain, in_destructor, in_host_function, is_idle,
+    queue_fill, scratch, until, write_marks,
 };
 
 cuvmm_tests::suite!(
@@ -26,17 +26,8 @@ cuvmm_tests::suite!(
     what_a_short_capture_took_is_waited_for_all_the_same,
 );
 
-const MODES: [CUstreamCaptureMode; 3] =
-    [CUstreamCaptureMode::GLOBAL, CUstreamCaptureMode::THREAD_LOCAL, CUstreamCaptureMode::RELAXED];
-
 fn resource(backend: &Backend, on_drop: OnDrop) -> VirtualMemoryResource {
     backend.resource_with(Options::new().on_drop(on_drop))
-}
-
-fn buffer_on(resource: &VirtualMemoryResource, stream: &StreamRef) -> VirtualMemoryBuffer {
-    let buffer = resource.allocate(G).unwrap();
-    buffer.set_release(Release::Stream(stream.clone())).unwrap();
-    buffer
 }
 
 /// Demands that as many questions were asked where no call may be made, and nothing else was. The simulator takes note of
@@ -103,13 +94,6 @@ fn dropped_in_a_host_function_it_goes_after(backend: &Backend) {
 
 fn dropped_in_a_destructor_it_goes_after(backend: &Backend) {
     drop_in_a_callback(backend, |work| in_destructor(&backend.device, work));
-}
-
-/// A buffer for captured work.
-fn scratch(backend: &Backend) -> VirtualMemoryBuffer {
-    let buffer = backend.resource().allocate(G).unwrap();
-    buffer.set_release(Release::Caller).unwrap();
-    buffer
 }
 
 /// Captures a fill of `captured`, with `meanwhile` done before the capture ends, and demands that it lived, and that what was

@@ -1,8 +1,4 @@
 //! Processes that end in ways of their own, each by a function that begins it.
-//!
-//! # Safety
-//! Streams of the owners here live as long as those, and host functions take over what they are given.
-#![allow(unsafe_code)]
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +7,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use cuvmm::driver::sys::CUstream;
-use cuvmm::{Driver, Options, Release, StreamOwner, StreamRef, VirtualMemoryResource};
+use cuvmm::{Options, Release, StreamRef, VirtualMemoryResource};
 use cuvmm_resource::OnDrop;
 use cuvmm_sim::{Machine, Simulator};
-use cuvmm_tests::{G, in_host_function};
+use cuvmm_tests::{G, Owner, in_host_function};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::life::{Life, at_exit, await_slowness, require_child, say_ready, slow_down};
@@ -50,33 +45,9 @@ fn await_end() -> ! {
     panic!("nobody ended the process");
 }
 
-/// Something is done when the last share of a stream goes.
-struct Owner<F: Fn() + Send + Sync + 'static> {
-    stream: StreamRef,
-    last: F,
-}
-
-// SAFETY: the stream lives as long as the share of it.
-unsafe impl<F: Fn() + Send + Sync + 'static> StreamOwner for Owner<F> {
-    fn driver(&self) -> &Driver {
-        self.stream.driver()
-    }
-
-    fn stream(&self) -> CUstream {
-        self.stream.as_raw()
-    }
-}
-
-impl<F: Fn() + Send + Sync + 'static> Drop for Owner<F> {
-    fn drop(&mut self) {
-        (self.last)();
-    }
-}
-
 /// Has something done on the reaper's thread.
 fn on_the_reaper(life: &Life, last: impl Fn() + Send + Sync + 'static) {
-    let stream = StreamRef::create(&life.device).unwrap();
-    let stream = StreamRef::from_owner(Arc::new(Owner { stream, last })).unwrap();
+    let stream = Owner::share(&StreamRef::create(&life.device).unwrap(), last);
     let buffer = life.resource(OnDrop::Defer).allocate(G).unwrap();
     buffer.set_release(Release::Stream(stream)).unwrap();
     buffer.close_deferred();
