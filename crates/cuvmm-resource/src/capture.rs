@@ -63,14 +63,15 @@ pub(crate) struct Session<'a> {
     target: Target<'a>,
     previous: Option<CUstreamCaptureMode>,
     pushed: bool,
-    gone: bool,
+    /// Why the context could not be made current, where that says that it is broken or gone.
+    gone: Option<CUresult>,
 }
 
 impl<'a> Session<'a> {
     /// Enters, and says what went wrong, if anything. Even then a wait can be tried, unless the stream is
     /// [only known by its context](Self::is_lost): the work behind it is not to be pulled away from for want of a mode.
     pub(crate) fn enter(target: Target<'a>) -> (Self, Result<(), Error>) {
-        let mut session = Self { target, previous: None, pushed: false, gone: false };
+        let mut session = Self { target, previous: None, pushed: false, gone: None };
         let mode = target.driver.thread_exchange_stream_capture_mode(CUstreamCaptureMode::RELAXED);
         let relaxed = mode.map(|mode| session.previous = Some(mode));
         let pushed = if target.context.is_null() {
@@ -80,14 +81,18 @@ impl<'a> Session<'a> {
             // SAFETY: the target's context is alive.
             unsafe { target.driver.ctx_push_current(target.context) }.map(|()| session.pushed = true)
         };
-        session.gone = pushed.as_ref().is_err_and(|error| is_over(error.code()));
+        session.gone = pushed.as_ref().err().and_then(Error::code).filter(|code| is_over(Some(*code)));
         (session, relaxed.and(pushed))
     }
 
-    /// Whether the stream's context could not be made current because it is broken or gone, and with it the work. A driver
-    /// that is asked for what went with its context can crash.
+    /// Whether the stream's context could not be made current because it is broken or gone, and with it the work.
     pub(crate) fn is_gone(&self) -> bool {
-        self.gone
+        self.gone.is_some()
+    }
+
+    /// Whether the stream's context is gone, and with it the stream and its events: a driver that is given those can crash.
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.gone == Some(CUresult::CONTEXT_IS_DESTROYED)
     }
 
     /// Whether the stream can't be named here: it is a default stream, and its context could not be made current.

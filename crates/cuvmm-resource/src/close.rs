@@ -8,7 +8,7 @@ use crate::buffer::VirtualMemoryBuffer;
 use crate::error::{CloseError, Error};
 use crate::range::Range;
 use crate::reaper;
-use crate::release::{OnDrop, Order};
+use crate::release::{OnDrop, Order, Release};
 use crate::resource::VirtualMemoryResource;
 use crate::retired::Retired;
 use crate::settle::{PATIENCE, Unsettled};
@@ -182,15 +182,21 @@ impl VirtualMemoryBuffer {
     /// Lets go of the memory without waiting. It is empty after.
     pub(crate) fn let_go(&mut self) -> Result<(), Error> {
         self.size = 0;
-        Ok(std::mem::take(&mut self.range).close_with(self.reserved.take())?)
+        let closed = std::mem::take(&mut self.range).close_with(self.reserved.take());
+        drop(self.take_order());
+        Ok(closed?)
+    }
+
+    fn take_order(&mut self) -> Order {
+        std::mem::take(self.order.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Moves what this waits for to `other`, which has all of this one's memory, and lets go of this one.
     pub(crate) fn hand_over_to(mut self, other: &Self) {
-        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(mut others) = other.order() {
-            std::mem::swap(order, &mut *others);
-        }
+        let order = self.take_order();
+        // Without the lock: with a stream goes its owner, whose drop is anybody's code.
+        let former = other.order().map(|mut others| std::mem::replace(&mut *others, order));
+        drop(former);
         // Every node is shared with the other: no call is made.
         self.range = Range::default();
         self.reserved = None;
@@ -198,7 +204,7 @@ impl VirtualMemoryBuffer {
 
     /// Leaves all that it holds to the reaper, and makes no call. It is empty after.
     pub(crate) fn retire(&mut self) {
-        let order = std::mem::take(self.order.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let order = self.take_order();
         self.size = 0;
         self.resource.end_without_call();
         let range = std::mem::take(&mut self.range);
@@ -234,7 +240,7 @@ impl VirtualMemoryBuffer {
     fn keep(&mut self) {
         std::mem::forget(std::mem::take(&mut self.range));
         std::mem::forget(self.reserved.take());
-        std::mem::forget(std::mem::take(self.order.get_mut().unwrap_or_else(PoisonError::into_inner)));
+        std::mem::forget(self.take_order());
         std::mem::forget(self.resource.clone());
     }
 }
@@ -242,16 +248,36 @@ impl VirtualMemoryBuffer {
 impl Drop for VirtualMemoryBuffer {
     fn drop(&mut self) {
         self.resource.counts().remove_buffer();
+        let is_forked = self.driver().is_forked();
         if !self.has_something() {
+            if !is_forked
+                && self.is_deferred()
+                && let Release::Stream(stream) = self.take_order().release
+            {
+                reaper::hand_over_stream(stream);
+            }
             return;
         }
-        if self.driver().is_forked() {
+        if is_forked {
             return self.keep();
         }
         if self.is_deferred() {
             return self.retire();
         }
+        let ending = Ending(self);
         // A failure is counted and reported.
-        let _ = watch("release", self.release_span(), || self.end());
+        let _ = watch("release", ending.0.release_span(), || ending.0.end());
+    }
+}
+
+/// A buffer that is being dropped. Its memory would go with it also where that panics, as the owner of a stream and a
+/// subscriber may, and before all was waited for: so what is left then is the reaper's.
+struct Ending<'a>(&'a mut VirtualMemoryBuffer);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if self.0.has_something() {
+            self.0.retire();
+        }
     }
 }

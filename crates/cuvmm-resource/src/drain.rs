@@ -43,7 +43,11 @@ impl VirtualMemoryResource {
         if is_drained() || reaper::wait_until(deadline, is_drained) {
             return Ok(());
         }
-        Err(Error::StillPending { buffers: self.pending() })
+        match self.pending() {
+            // Just now.
+            0 => Ok(()),
+            buffers => Err(Error::StillPending { buffers }),
+        }
     }
 
     /// Waits as [`drain`](Self::drain) does, and lets go of this resource, as dropping it does without waiting: for the end of

@@ -44,6 +44,19 @@ impl Fence {
         }
     }
 
+    /// As [`widen`](Self::widen), where nobody has looked whether the stream's context is still there.
+    pub(crate) fn widen_unseen(&mut self) {
+        if self.event.is_some() {
+            let stream = self.stream.clone();
+            let (session, _) = Session::enter(stream.target());
+            if session.is_destroyed() {
+                // So went the event.
+                self.event = None;
+            }
+            self.widen();
+        }
+    }
+
     /// Records its event, or one that is made for it, behind all work queued so far. Where that fails it is as it was.
     pub(crate) fn record(&mut self, session: &Session<'_>) -> Result<(), cuvmm_driver::Error> {
         let event = self.event.map_or_else(|| session.create_event(), Ok)?;
@@ -161,8 +174,8 @@ impl Fence {
         if let Err(error) = entered {
             // With the driver went all of its contexts.
             if session.is_gone() || error.is_shut_down() {
-                if error.code() == Some(CUresult::CONTEXT_IS_DESTROYED) {
-                    // So did the event with its own: a driver that is given that can crash.
+                if session.is_destroyed() {
+                    // So went the event.
                     self.event = None;
                 }
                 noted.note(Err(error));

@@ -5,6 +5,7 @@ use cuvmm_driver::Driver;
 use crate::capture::Session;
 use crate::error::Error;
 use crate::fence::Fence;
+use crate::settle::Noted;
 use crate::stream::StreamRef;
 use crate::sync::{Mutex, PoisonError};
 
@@ -88,6 +89,8 @@ pub enum OnDrop {
 pub(crate) struct Order {
     pub(crate) release: Release,
     pub(crate) fences: Vec<Fence>,
+    /// What went wrong with work that was waited for, where the wait for other work was given up.
+    pub(crate) noted: Noted,
     /// How many fences were left the last time that the finished ones were sorted out.
     pruned: usize,
 }

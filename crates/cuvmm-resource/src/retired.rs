@@ -1,6 +1,7 @@
 //! [`Retired`]: the memory of buffers that are gone, until nothing uses it any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
@@ -16,8 +17,10 @@ use crate::statistics::Counts;
 use crate::sync::Arc;
 use crate::watch::{TARGET, watch};
 
-/// How often in a row it may fail to be found out whether the work is over before the memory is given up.
+/// How often in a row, and for how long, it may fail to be found out whether the work is over before the memory is given up:
+/// what a driver lacks for a moment is there again by then.
 const TRIES: u32 = 8;
+const TRIED_FOR: Duration = if cfg!(cuvmm_shuttle) { Duration::ZERO } else { Duration::from_millis(500) };
 
 /// The memory of a buffer that is gone, or of several that had the same, or what a graph had of it, with all that it waits
 /// for. It holds the driver, and of the resource the numbers.
@@ -40,6 +43,8 @@ pub(crate) struct Retired {
     noted: Noted,
     /// How often in a row it could not be found out whether the work is over.
     failures: u32,
+    /// When the first of those was.
+    failing_since: Option<Instant>,
     /// Why it is given up.
     refused: Option<Error>,
 }
@@ -56,7 +61,7 @@ impl Retired {
         let mut retired = Self::of_graph(driver, Arc::clone(resource.counts()), range);
         retired.by_default = resource.by_default().cloned();
         retired.reserved = reserved;
-        (retired.release, retired.fences) = (order.release, order.fences);
+        (retired.release, retired.fences, retired.noted) = (order.release, order.fences, order.noted);
         retired
     }
 
@@ -74,6 +79,7 @@ impl Retired {
             fences: Vec::new(),
             noted: Noted::default(),
             failures: 0,
+            failing_since: None,
             refused: None,
         }
     }
@@ -93,9 +99,12 @@ impl Retired {
     /// waited for once.
     pub(crate) fn merge(&mut self, mut other: Self) {
         self.buffers += std::mem::take(&mut other.buffers);
-        for fence in std::mem::take(&mut other.fences) {
+        for mut fence in std::mem::take(&mut other.fences) {
             match self.fences.iter_mut().find(|known| known.stream() == fence.stream()) {
-                Some(known) => known.widen(),
+                Some(known) => {
+                    known.widen_unseen();
+                    fence.widen_unseen();
+                }
                 None => self.fences.push(fence),
             }
         }
@@ -129,12 +138,13 @@ impl Retired {
             _ if self.is_lost() => {}
             Ok(true) => self.let_go(),
             Ok(false) | Err(Unsettled::Refused(Error::StreamCapturing)) => {
-                self.failures = 0;
+                (self.failures, self.failing_since) = (0, None);
                 return Some(self);
             }
             Err(Unsettled::Refused(error) | Unsettled::Failed(error)) => {
                 self.failures += 1;
-                if self.failures < TRIES {
+                let since = *self.failing_since.get_or_insert_with(Instant::now);
+                if self.failures < TRIES || since.elapsed() < TRIED_FOR {
                     return Some(self);
                 }
                 self.refused = Some(error);

@@ -35,7 +35,7 @@ pub(crate) enum Unsettled {
 }
 
 /// The first failure of those that are gone on past.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Noted(Option<cuvmm_driver::Error>);
 
 impl Noted {
@@ -92,7 +92,7 @@ impl Order {
         by_default: Option<&Device>,
         instead: Option<&StreamRef>,
     ) -> Result<(), Unsettled> {
-        let mut noted = Noted::default();
+        let mut noted = self.noted.clone();
         require_outside(driver, &mut noted)?;
         let named = instead.map(|stream| Release::Stream(stream.clone()));
         let mut release = release_fence(named.as_ref().unwrap_or(&self.release), by_default, &mut noted)?;
@@ -111,22 +111,39 @@ impl Order {
         noted.settled()
     }
 
-    /// As [`settle`](Self::settle), until the deadline: then it is refused. What is over by then is used up.
+    /// As [`settle`](Self::settle), until the deadline: then it is refused. What is over by then is used up, and what went
+    /// wrong with it is told by whoever waits for the rest.
     pub(crate) fn settle_by(
         &mut self,
         deadline: Instant,
         driver: &Driver,
         by_default: Option<&Device>,
     ) -> Result<(), Unsettled> {
-        let mut noted = Noted::default();
-        require_outside(driver, &mut noted)?;
-        let mut release = release_fence(&self.release, by_default, &mut noted)?.into_iter().collect();
+        let mut noted = std::mem::take(&mut self.noted);
+        let waited = self.wait_by(deadline, driver, by_default, &mut noted);
+        if waited.is_err() {
+            self.noted = noted;
+            return waited;
+        }
+        noted.settled()
+    }
+
+    /// What goes wrong beside a refusal is noted.
+    fn wait_by(
+        &mut self,
+        deadline: Instant,
+        driver: &Driver,
+        by_default: Option<&Device>,
+        noted: &mut Noted,
+    ) -> Result<(), Unsettled> {
+        require_outside(driver, noted)?;
+        let mut release = release_fence(&self.release, by_default, noted)?.into_iter().collect();
         let (begin, mut pauses) = (Instant::now(), Pauses::new());
         loop {
             // Both are looked at, so that what is over is used up.
-            let is_over = [poll(&mut release, &mut noted)?, poll(&mut self.fences, &mut noted)?];
+            let is_over = [poll(&mut release, noted)?, poll(&mut self.fences, noted)?];
             if is_over == [true; 2] {
-                return noted.settled();
+                return Ok(());
             }
             if begin.elapsed() < MOMENT {
                 std::hint::spin_loop();

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use cuvmm_driver::sys::{CUcontext, CUstream, CUstream_flags};
-use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
+use cuvmm_driver::{Device, Driver, StrandedKind};
 use cuvmm_handles::PrimaryContext;
 
 use crate::capture::{Session, Target};
@@ -135,7 +135,7 @@ impl StreamRef {
     ///
     /// # Safety
     /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given
-    /// to keep one. Nobody begins a capture on it while a copy, a fill, a wait or a fence of ours is under way.
+    /// to keep one, also after they are dropped, as long as they are [pending](crate::VirtualMemoryResource::pending). Nobody begins a capture on it while a copy, a fill, a wait or a fence of ours is under way.
     ///
     /// # Errors
     /// What `cuStreamGetCtx` answers.
@@ -242,9 +242,9 @@ impl Drop for Inner {
         }
         if let Keep::Ours(_) = self.keep {
             // SAFETY: the context lives as long as the share of it in `keep`, and the stream, which is of it, until below.
-            let (_session, entered) = Session::enter(unsafe { Target::new(&self.driver, self.context, self.stream) });
-            if entered.is_err_and(|error| error.code() == Some(CUresult::CONTEXT_IS_DESTROYED)) {
-                // It went with its context, and a driver that is asked for it can crash.
+            let (session, _) = Session::enter(unsafe { Target::new(&self.driver, self.context, self.stream) });
+            if session.is_destroyed() {
+                // It went with its context.
                 return;
             }
             // SAFETY: the stream is ours, and this is its last share. Work still queued runs to its end.
