@@ -1,6 +1,7 @@
 //! The end of a buffer: closed, or dropped.
 
-use std::time::Instant;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::CUresult;
 
@@ -15,6 +16,17 @@ use crate::settle::{PATIENCE, Unsettled};
 use crate::stream::StreamRef;
 use crate::sync::PoisonError;
 use crate::watch::{TARGET, watch};
+
+thread_local! {
+    /// When a drop on this thread last waited in vain.
+    static IN_VAIN: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// How long a drop on this thread waits now. Of many in a row that wait for the same work, or for this thread, the first does
+/// for all: no more than half of the thread's time goes into waits that are in vain.
+fn patience() -> Duration {
+    IN_VAIN.get().map_or(PATIENCE, |ended| ended.elapsed().min(PATIENCE))
+}
 
 impl VirtualMemoryBuffer {
     /// Waits for its release stream and its fences, then lets go of its memory: what no alias shares is unmapped and
@@ -214,8 +226,13 @@ impl VirtualMemoryBuffer {
     /// Waits and lets go, as well as can be where nobody can be told: what goes wrong is counted and reported, and what can't
     /// be waited for is left to the reaper.
     fn end(&mut self) -> Result<(), Error> {
-        let settled = match self.settle_by(Instant::now() + PATIENCE) {
+        let settled = match self.settle_by(Instant::now() + patience()) {
             Ok(()) => Ok(()),
+            Err(Unsettled::Refused(Error::DeadlinePassed)) => {
+                IN_VAIN.set(Some(Instant::now()));
+                self.retire();
+                return Err(Error::DeadlinePassed);
+            }
             // The driver is gone, and gave back everything.
             Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => {
                 self.keep();

@@ -74,7 +74,7 @@ impl Release {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnDrop {
-    /// The thread that drops, for up to two seconds. What is not over by then is left to the thread that
+    /// The thread that drops, for up to two seconds, and hardly at all right after it did so in vain. What is not over by then is left to the thread that
     /// [`Defer`](Self::Defer) leaves all to.
     #[default]
     Wait,

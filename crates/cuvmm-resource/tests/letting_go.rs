@@ -169,6 +169,25 @@ fn after_a_panic_in_an_unmap_an_alias_that_grows_moves() {
     }
 }
 
+/// A stream may wait for the very thread that drops: it gets on soon, however many buffers there are.
+#[test]
+fn of_many_buffers_whose_work_goes_on_and_on_the_first_is_waited_for() {
+    let bench = Bench::small();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    let resource = bench.resource(Options::new().release(Release::Stream(stream.clone())));
+    let buffers: Vec<_> = (0..20).map(|_| resource.allocate(G).unwrap()).collect();
+    let held = Held::queue(stream.as_raw(), &buffers[0]);
+    let start = Instant::now();
+    drop(buffers);
+    let took = start.elapsed();
+    assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&took), "{took:?}");
+    assert_eq!((resource.pending(), bench.simulator.live().mappings), (20, 20));
+    drop(held);
+    resource.drain(Instant::now() + Duration::from_secs(20)).unwrap();
+    drop((stream, resource));
+    bench.assert_clean_soon();
+}
+
 /// Each call of a close panics in turn: what it was to end may be left, and all else is given back.
 #[test]
 fn a_panic_in_any_call_of_a_close_leaves_no_more_than_that_call_was_to_end() {
