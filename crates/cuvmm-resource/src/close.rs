@@ -75,7 +75,7 @@ impl VirtualMemoryBuffer {
     /// moment, some 50 us: on a stream that has nothing to do it takes as long to know that.
     ///
     /// ```
-    /// # use std::time::Instant;
+    /// # use std::time::{Duration, Instant};
     /// # use cuvmm_resource::*;
     /// # use cuvmm_sim::{Machine, Simulator};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -108,7 +108,7 @@ impl VirtualMemoryBuffer {
     /// It counts as [`pending`](VirtualMemoryResource::pending) until then.
     ///
     /// ```
-    /// # use std::time::Instant;
+    /// # use std::time::{Duration, Instant};
     /// # use cuvmm_resource::*;
     /// # use cuvmm_sim::{Machine, Simulator};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
