@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode};
 use cuvmm_driver::{CUresult, Call, Driver};
-use cuvmm_resource::{Error, Options, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm_resource::{CloseError, Error, Options, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::When;
 use support::work::{Held, in_primary, is_done, token};
 use support::{Bench, G};
@@ -153,6 +153,30 @@ fn a_capture_that_begins_before_the_record_and_ends_before_it_is_looked_at_delay
         assert_eq!(bench.count(Call::cuEventRecord), 1, "another record");
         drop((stream, resource));
         bench.assert_clean_soon();
+    }
+}
+
+/// The fence is used up then, and asked no more.
+#[test]
+fn what_failed_before_a_deadline_passed_is_told_when_the_buffer_goes() {
+    let ends: [fn(VirtualMemoryBuffer) -> Result<(), CloseError>; 2] =
+        [VirtualMemoryBuffer::close, |buffer| buffer.close_within(Instant::now() + Duration::from_secs(20))];
+    for end in ends {
+        let bench = Bench::small();
+        let [release, fenced] = [(); 2].map(|()| StreamRef::create(&bench.device()).unwrap());
+        let buffer = unattended(&bench);
+        buffer.set_release(Release::Stream(release.clone())).unwrap();
+        let held = Held::queue(release.as_raw(), &buffer);
+        buffer.fence(&fenced).unwrap();
+        // The first question is of the release stream.
+        bench.faults.fail(Call::cuEventQuery, 2, CUresult::LAUNCH_FAILED, When::Before);
+        let (error, buffer) = buffer.close_within(Instant::now()).unwrap_err().into_parts();
+        assert_eq!((error, bench.faults.fired()), (Error::DeadlinePassed, 1));
+        drop(held);
+        let (error, back) = end(buffer.unwrap()).unwrap_err().into_parts();
+        assert_eq!((error.code(), back.is_none()), (Some(CUresult::LAUNCH_FAILED), true));
+        drop((release, fenced));
+        bench.assert_clean();
     }
 }
 
