@@ -163,6 +163,15 @@ fn addresses_without_memory_go_too(backend: &Backend) {
     let empty = resource.allocate(0).unwrap();
     backend.require_no_call_here(|| empty.close_deferred());
     assert_eq!(resource.pending(), 0);
+    // But for the last share of a stream, whose end is a call.
+    let ends: [fn(VirtualMemoryBuffer); 2] = [drop, VirtualMemoryBuffer::close_deferred];
+    for (resource, end) in [resource, backend.resource()].into_iter().zip(ends) {
+        let empty = resource.allocate(0).unwrap();
+        empty.set_release(Release::Stream(StreamRef::create(&backend.device).unwrap())).unwrap();
+        backend.require_no_call_here(|| end(empty));
+        assert_eq!(resource.pending(), 0);
+        until("the stream is gone", || backend.live().streams == 0);
+    }
     backend.require_all_gone();
 }
 

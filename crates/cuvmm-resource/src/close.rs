@@ -9,7 +9,7 @@ use crate::buffer::VirtualMemoryBuffer;
 use crate::error::{CloseError, Error};
 use crate::range::Range;
 use crate::reaper;
-use crate::release::{OnDrop, Order, Release};
+use crate::release::{OnDrop, Order};
 use crate::resource::VirtualMemoryResource;
 use crate::retired::Retired;
 use crate::settle::{PATIENCE, Unsettled};
@@ -122,7 +122,7 @@ impl VirtualMemoryBuffer {
     /// # }
     /// ```
     pub fn close_deferred(mut self) {
-        if self.has_something() && !self.driver().is_forked() {
+        if !self.driver().is_forked() {
             self.retire();
         }
     }
@@ -219,6 +219,10 @@ impl VirtualMemoryBuffer {
         let order = self.take_order();
         self.size = 0;
         self.resource.end_without_call();
+        if !self.has_something() {
+            // Nothing is waited for, but the end of a stream is a call.
+            return order.release.into_stream().into_iter().for_each(reaper::hand_over_stream);
+        }
         let range = std::mem::take(&mut self.range);
         reaper::hand_over(Retired::new(&self.resource, range, self.reserved.take(), order));
     }
@@ -265,25 +269,17 @@ impl VirtualMemoryBuffer {
 impl Drop for VirtualMemoryBuffer {
     fn drop(&mut self) {
         self.resource.counts().remove_buffer();
-        let is_forked = self.driver().is_forked();
-        if !self.has_something() {
-            if !is_forked
-                && self.is_deferred()
-                && let Release::Stream(stream) = self.take_order().release
-            {
-                reaper::hand_over_stream(stream);
-            }
-            return;
-        }
-        if is_forked {
+        if self.driver().is_forked() {
             return self.keep();
         }
         if self.is_deferred() {
             return self.retire();
         }
-        let ending = Ending(self);
-        // A failure is counted and reported.
-        let _ = watch("release", ending.0.release_span(), || ending.0.end());
+        if self.has_something() {
+            let ending = Ending(self);
+            // A failure is counted and reported.
+            let _ = watch("release", ending.0.release_span(), || ending.0.end());
+        }
     }
 }
 

@@ -41,6 +41,13 @@ pub enum Release {
 }
 
 impl Release {
+    pub(crate) fn into_stream(self) -> Option<StreamRef> {
+        match self {
+            Self::Stream(stream) => Some(stream),
+            Self::DefaultStream | Self::Caller => None,
+        }
+    }
+
     /// Refuses a stream of another driver.
     pub(crate) fn require_driver(&self, driver: &Driver) -> Result<(), Error> {
         match self {
@@ -74,8 +81,8 @@ impl Release {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnDrop {
-    /// The thread that drops, for up to two seconds, and hardly at all right after it did so in vain. What is not over by then is left to the thread that
-    /// [`Defer`](Self::Defer) leaves all to.
+    /// The thread that drops, for up to two seconds, and hardly at all right after it did so in vain. What is not over by
+    /// then is left to the thread that [`Defer`](Self::Defer) leaves all to.
     #[default]
     Wait,
     /// A thread of this library's, which lets go of the memory once its work is over. The drop makes no call of the driver,

@@ -13,7 +13,7 @@ use crate::memory::{Memory, Want};
 use crate::options::Options;
 use crate::range::Range;
 use crate::reaper;
-use crate::release::{OnDrop, Order, Release};
+use crate::release::{OnDrop, Order};
 use crate::settle::Unsettled;
 use crate::statistics::{Counts, Statistics};
 use crate::stream::StreamRef;
@@ -448,10 +448,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if *self.makes_no_call.get_mut() && !self.memory.device.driver().is_forked() {
             let own = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-            let release = match std::mem::take(&mut self.options.release) {
-                Release::Stream(stream) => Some(stream),
-                _ => None,
-            };
+            let release = std::mem::take(&mut self.options.release).into_stream();
             own.into_iter().chain(release).for_each(reaper::hand_over_stream);
         }
     }

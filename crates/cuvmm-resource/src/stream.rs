@@ -134,8 +134,9 @@ impl StreamRef {
     /// it counts as none given.
     ///
     /// # Safety
-    /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given
-    /// to keep one, also after they are dropped, as long as they are [pending](crate::VirtualMemoryResource::pending). Nobody begins a capture on it while a copy, a fill, a wait or a fence of ours is under way.
+    /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given to keep one,
+    /// also after they are dropped, as long as they are [pending](crate::VirtualMemoryResource::pending). Nobody begins a
+    /// capture on it while a copy, a fill, a wait or a fence of ours is under way.
     ///
     /// # Errors
     /// What `cuStreamGetCtx` answers.
