@@ -101,6 +101,8 @@ impl Fence {
         }
         match session.is_capturing() {
             Ok(true) => return Err(Unsettled::Refused(Error::StreamCapturing)),
+            // A wait would be the end of a capture that may be there.
+            Err(error) if !is_over(error.code()) => return Err(noted.refused(error)),
             asked => noted.note(asked.map(drop)),
         }
         noted.note(session.leave());

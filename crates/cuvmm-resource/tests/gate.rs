@@ -12,7 +12,7 @@ use cuvmm_driver::sys::{CUstream, CUstream_flags};
 use cuvmm_driver::{CUresult, Call, StrandedKind};
 use cuvmm_resource::{Error, Options, Release, StreamRef, VirtualMemoryBuffer};
 use cuvmm_sim::{Hints, Machine, When};
-use support::work::{Foreign, Held, is_done, token};
+use support::work::{Foreign, Held, begin_capture, end_capture, is_done, token};
 use support::{Bench, G};
 
 /// Codes that do not say that the work is over.
@@ -314,5 +314,24 @@ fn nothing_is_asked_of_a_stream_whose_context_is_gone() {
             assert_eq!(bench.simulator.live().mappings, 0);
             bench.faults.clear();
         }
+    }
+}
+
+/// The wait would be the end of the capture.
+#[test]
+fn a_close_that_is_not_told_whether_the_stream_captures_gives_the_buffer_back() {
+    for bench in Bench::presets() {
+        let foreign = Foreign::new(&bench, CUstream_flags::NON_BLOCKING);
+        let release = Release::Stream(StreamRef::from_owner(foreign.clone()).unwrap());
+        let resource = bench.resource(Options::new().release(release));
+        let buffer = resource.allocate(G).unwrap();
+        begin_capture(&foreign);
+        bench.faults.fail(Call::cuStreamIsCapturing, 1, CUresult::UNKNOWN, When::Before);
+        let (error, buffer) = buffer.close().unwrap_err().into_parts();
+        assert_eq!((error.call(), error.code()), (Some(Call::cuStreamIsCapturing), Some(CUresult::UNKNOWN)));
+        assert!(end_capture(&foreign), "the capture ends well");
+        buffer.unwrap().close().unwrap();
+        drop((foreign, resource));
+        bench.assert_clean();
     }
 }
