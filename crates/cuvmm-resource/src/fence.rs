@@ -5,6 +5,8 @@
 //! stream, which the fence shares.
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use cuvmm_driver::sys::CUevent;
 use cuvmm_driver::{CUresult, Call, Driver, StrandedKind};
 
@@ -19,12 +21,32 @@ pub(crate) struct Fence {
     stream: StreamRef,
     /// Recorded behind the work; none: the whole stream is waited for.
     event: Option<CUevent>,
+    /// Which of all records it is: later ones have higher numbers.
+    record: u64,
+}
+
+/// The streams whose work was found not to be over in one round of questions, by the earliest record that tells so: what was
+/// recorded on them later is not over either, and need not be asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Busy(Vec<(StreamRef, u64)>);
+
+impl Busy {
+    fn has(&self, fence: &Fence) -> bool {
+        self.0.iter().any(|(stream, record)| *stream == fence.stream && *record <= fence.record)
+    }
+
+    fn add(&mut self, fence: &Fence) {
+        match self.0.iter_mut().find(|(stream, _)| *stream == fence.stream) {
+            Some((_, record)) => *record = fence.record.min(*record),
+            None => self.0.push((fence.stream.clone(), fence.record)),
+        }
+    }
 }
 
 impl Fence {
     /// All that is queued on a stream by the time that it is waited for.
     pub(crate) fn whole(stream: StreamRef) -> Self {
-        Self { stream, event: None }
+        Self { stream, event: None, record: 0 }
     }
 
     pub(crate) fn stream(&self) -> &StreamRef {
@@ -63,7 +85,9 @@ impl Fence {
         // SAFETY: the event is this fence's, or was made just now, in this stream's context.
         let recorded = unsafe { session.record(event) };
         if recorded.is_ok() {
+            static RECORDS: AtomicU64 = AtomicU64::new(1);
             self.event = Some(event);
+            self.record = RECORDS.fetch_add(1, Ordering::Relaxed);
         } else if self.event.is_none() {
             // A failure was counted and reported.
             let _ = destroy(self.stream.driver(), event);
@@ -139,7 +163,18 @@ impl Fence {
     ///
     /// A capture may begin at any time on a stream that somebody else has. A record there does no harm to it, and is found
     /// out; a query of the stream itself would be its end.
-    pub(crate) fn poll(&mut self, noted: &mut Noted) -> Result<bool, Unsettled> {
+    pub(crate) fn poll(&mut self, noted: &mut Noted, busy: &mut Busy) -> Result<bool, Unsettled> {
+        if !self.is_whole() && busy.has(self) {
+            return Ok(false);
+        }
+        let is_over = self.ask(noted)?;
+        if !is_over && !self.is_whole() {
+            busy.add(self);
+        }
+        Ok(is_over)
+    }
+
+    fn ask(&mut self, noted: &mut Noted) -> Result<bool, Unsettled> {
         let never = |_: &Session<'_>| false;
         self.attend(noted, never, |fence, session, noted| {
             if fence.is_whole() {

@@ -19,11 +19,15 @@ use std::time::{Duration, Instant};
 
 use cuvmm_driver::process_id;
 
+use crate::fence::Busy;
 use crate::retired::Retired;
 use crate::settle::Pauses;
 use crate::stream::StreamRef;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, pause, spawn};
 use crate::watch::TARGET;
+
+/// The longest pause, which is as long as a round of questions took.
+const LONG_ROUND: Duration = Duration::from_millis(20);
 
 /// Leaves the memory of a buffer to the reaper. Makes no call of the driver.
 pub(crate) fn hand_over(retired: Retired) {
@@ -126,8 +130,8 @@ impl Reaper {
         let mut took = Duration::ZERO;
         loop {
             if !known.is_empty() {
-                // No more than half of the time is spent on questions.
-                pause(pauses.next().max(took));
+                // No more than half of the time is spent on questions. What takes longer is somebody else's code, or a release.
+                pause(pauses.next().max(took.min(LONG_ROUND)));
             }
             let Some((retired, streams)) = self.take(known.is_empty()) else { break };
             let begin = Instant::now();
@@ -138,9 +142,10 @@ impl Reaper {
                 self.attend(|| admit(&mut known, retired));
                 pauses = Pauses::new();
             }
-            let before = known.len();
-            let step = |(key, retired): (usize, Retired)| Some((key, self.attend(|| retired.step())??));
+            let (before, mut busy) = (known.len(), Busy::default());
+            let step = |(key, retired): (usize, Retired)| Some((key, self.attend(|| retired.step(&mut busy))??));
             known = known.into_iter().filter_map(step).collect();
+            self.attend(|| drop(busy));
             if known.len() < before {
                 pauses = Pauses::new();
             }

@@ -8,7 +8,7 @@ use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
 use cuvmm_handles::Reservation;
 
 use crate::error::Error;
-use crate::fence::Fence;
+use crate::fence::{Busy, Fence};
 use crate::range::Range;
 use crate::release::{Order, Release};
 use crate::resource::VirtualMemoryResource;
@@ -132,8 +132,8 @@ impl Retired {
     }
 
     /// Lets go of the memory if its work is over, and gives it up if that can't be found out. Otherwise it is given back.
-    pub(crate) fn step(mut self) -> Option<Self> {
-        let polled = self.begin().and_then(|()| poll(&mut self.fences, &mut self.noted));
+    pub(crate) fn step(mut self, busy: &mut Busy) -> Option<Self> {
+        let polled = self.begin().and_then(|()| poll(&mut self.fences, &mut self.noted, busy));
         match polled {
             _ if self.is_lost() => {}
             Ok(true) => self.let_go(),

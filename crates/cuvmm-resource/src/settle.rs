@@ -11,7 +11,7 @@ use cuvmm_handles::PrimaryContext;
 
 use crate::capture::is_over;
 use crate::error::Error;
-use crate::fence::Fence;
+use crate::fence::{Busy, Fence};
 use crate::release::{Order, Release};
 use crate::stream::StreamRef;
 use crate::sync::pause;
@@ -141,7 +141,8 @@ impl Order {
         let (begin, mut pauses) = (Instant::now(), Pauses::new());
         loop {
             // Both are looked at, so that what is over is used up.
-            let is_over = [poll(&mut release, noted)?, poll(&mut self.fences, noted)?];
+            let mut busy = Busy::default();
+            let is_over = [poll(&mut release, noted, &mut busy)?, poll(&mut self.fences, noted, &mut busy)?];
             if is_over == [true; 2] {
                 return Ok(());
             }
@@ -159,10 +160,10 @@ impl Order {
 }
 
 /// Asks of each whether its work is over, and lets go of those whose work is. Whether none is left.
-pub(crate) fn poll(fences: &mut Vec<Fence>, noted: &mut Noted) -> Result<bool, Unsettled> {
+pub(crate) fn poll(fences: &mut Vec<Fence>, noted: &mut Noted, busy: &mut Busy) -> Result<bool, Unsettled> {
     let mut index = 0;
     while let Some(fence) = fences.get_mut(index) {
-        if fence.poll(noted)? {
+        if fence.poll(noted, busy)? {
             noted.note(fences.swap_remove(index).end());
         } else {
             index += 1;

@@ -7,13 +7,15 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::{CUdevice, CUstream_flags};
-use cuvmm_driver::{CUresult, Call};
+use cuvmm_driver::{CUresult, Call, Driver, Failure, Hook, Hooked, Invocation};
 use cuvmm_resource::{Error, OnDrop, Options, Release, StreamRef, VirtualMemoryResource};
 use cuvmm_sim::When;
 use support::work::{Foreign, Held};
@@ -201,5 +203,41 @@ fn an_empty_buffer_that_is_dropped_deferred_makes_no_call() {
     drop((buffer, resource));
     bench.assert_no_call();
     drop(occupied);
+    bench.assert_clean_soon();
+}
+
+/// How often each event was asked for.
+#[derive(Clone, Default)]
+struct Questions(Arc<Mutex<BTreeMap<u64, usize>>>);
+
+impl Hook for Questions {
+    fn before(&self, invocation: &Invocation<'_>) -> Option<Failure> {
+        if invocation.call == Call::cuEventQuery {
+            *self.0.lock().unwrap().entry(invocation.arguments[0]).or_default() += 1;
+        }
+        None
+    }
+}
+
+/// A later record is not over before. That of the earliest is asked for in every round, and few others.
+#[test]
+fn of_many_buffers_behind_one_stream_hardly_more_than_one_is_asked_for() {
+    const BUFFERS: usize = 200;
+    let (bench, questions) = (Bench::small(), Questions::default());
+    let driver = Driver::new(Hooked::new(bench.simulator.clone(), questions.clone())).unwrap();
+    let device = driver.device(0).unwrap();
+    let stream = StreamRef::create(&device).unwrap();
+    let options = Options::new().on_drop(OnDrop::Defer).release(Release::Stream(stream.clone()));
+    let resource = VirtualMemoryResource::new(&device, options).unwrap();
+    let buffers: Vec<_> = (0..BUFFERS).map(|_| resource.allocate(G).unwrap()).collect();
+    let held = Held::queue(stream.as_raw(), &buffers[0]);
+    drop(buffers);
+    let asked = || questions.0.lock().unwrap().values().copied().max().unwrap_or_default();
+    bench.wait_until(|bench| bench.simulator.live().events == BUFFERS && asked() > 30);
+    let (rounds, sum) = (asked(), questions.0.lock().unwrap().values().sum::<usize>());
+    assert!(sum < 2 * BUFFERS + 20 * rounds, "{sum} questions in {rounds} rounds");
+    drop(held);
+    drain(&resource);
+    drop((resource, stream));
     bench.assert_clean_soon();
 }
