@@ -94,7 +94,8 @@ impl VirtualMemoryBuffer {
     /// ```
     ///
     /// # Errors
-    /// As [`close`](Self::close); [`Error::DeadlinePassed`], with the buffer.
+    /// As [`close`](Self::close); [`Error::DeadlinePassed`], with the buffer. Where the error is dropped, so is the buffer,
+    /// which then waits as any drop does: [`close_deferred`](Self::close_deferred) ends it without.
     pub fn close_within(mut self, deadline: Instant) -> Result<(), CloseError> {
         watch("release", self.release_span(), || {
             let settled = self.settle_by(deadline);

@@ -15,7 +15,7 @@ impl VirtualMemoryResource {
     }
 
     /// Waits until none is [pending](Self::pending) any more. Other threads may drop buffers meanwhile: those are waited for
-    /// too. It makes no call itself. Where the driver has shut down, nothing stays pending: it gave back everything.
+    /// too; what graphs still have is not. It makes no call itself. Where the driver has shut down, nothing stays pending: it gave back everything.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
@@ -69,7 +69,8 @@ impl VirtualMemoryResource {
     /// ```
     ///
     /// # Errors
-    /// As [`drain`](Self::drain). The resource is gone all the same, and what is pending goes later.
+    /// As [`drain`](Self::drain). The resource is gone all the same, and what is pending goes later: to ask again, clone it
+    /// before.
     pub fn close(self, deadline: Instant) -> Result<(), Error> {
         self.drain(deadline)
     }

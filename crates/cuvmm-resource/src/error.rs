@@ -238,7 +238,7 @@ pub enum Error {
     DeadlinePassed,
     /// Buffers were dropped or closed without waiting, and the work on them was not over by the deadline. They are let go of
     /// when it is.
-    #[error("{buffers} buffers that are gone still wait for work")]
+    #[error("buffers that are gone still wait for work: {buffers}")]
     StillPending {
         /// How many.
         buffers: usize,

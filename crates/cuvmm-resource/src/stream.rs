@@ -168,7 +168,9 @@ impl StreamRef {
         &self.inner.driver
     }
 
-    /// The stream itself, for launches and raw calls.
+    /// The stream itself, for launches and raw calls. A buffer that they use waits for them if this is its
+    /// [release stream](crate::VirtualMemoryBuffer::set_release), or [`fence`](crate::VirtualMemoryBuffer::fence) is called
+    /// after them; by default it waits for the legacy default stream and blocking ones alone.
     pub fn as_raw(&self) -> CUstream {
         self.inner.stream
     }

@@ -43,8 +43,8 @@ impl VirtualMemoryBuffer {
         self.transfer_from(None, offset, source)
     }
 
-    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`, and by the driver in any case. A
-    /// default stream's token stands for the legacy default stream of the device's primary context. The stream may be of
+    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`, and by the driver in any case. It returns
+    /// when that is done, and so after what was queued before. A default stream's token stands for the legacy default stream of the device's primary context. The stream may be of
     /// another device that has access, a [peer](crate::Options::peer).
     ///
     /// # Errors
@@ -65,7 +65,8 @@ impl VirtualMemoryBuffer {
         self.transfer_to(None, offset, destination)
     }
 
-    /// As [`copy_to_host`](Self::copy_to_host), behind the work queued on `stream`, and by the driver in any case.
+    /// As [`copy_to_host`](Self::copy_to_host), behind the work queued on `stream`, and by the driver in any case. It returns
+    /// when that is done.
     ///
     /// # Errors
     /// As [`copy_from_host_on`](Self::copy_from_host_on), where no device that the stream could be of may read.
@@ -83,7 +84,8 @@ impl VirtualMemoryBuffer {
         self.transfer_fill(self.size(), None, offset, bytes, value)
     }
 
-    /// As [`fill`](Self::fill), behind the work queued on `stream`, and by the driver in any case.
+    /// As [`fill`](Self::fill), behind the work queued on `stream`, and by the driver in any case. It returns when that is
+    /// done.
     ///
     /// # Errors
     /// As [`copy_from_host_on`](Self::copy_from_host_on).

@@ -80,7 +80,7 @@ fn each_error_says_what_and_how_much() {
         (Error::StreamCapturing, "the stream is capturing", (None, None)),
         (Error::NotCapturing, "the stream is not capturing", (None, None)),
         (Error::DeadlinePassed, "the work was not over by the deadline", (None, None)),
-        (Error::StillPending { buffers: 3 }, "3 buffers that are gone still wait for work", (None, None)),
+        (Error::StillPending { buffers: 3 }, "buffers that are gone still wait for work: 3", (None, None)),
         (Error::HostCallback, "called from a host function of the driver", (None, None)),
     ] {
         assert_eq!((error.to_string().as_str(), (error.call(), error.code())), (text, answers));
