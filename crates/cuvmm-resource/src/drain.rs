@@ -15,7 +15,8 @@ impl VirtualMemoryResource {
     }
 
     /// Waits until none is [pending](Self::pending) any more. Other threads may drop buffers meanwhile: those are waited for
-    /// too; what graphs still have is not. It makes no call itself. Where the driver has shut down, nothing stays pending: it gave back everything.
+    /// too; what graphs still have is not. It makes no call itself. Where the driver has shut down, nothing stays pending: it
+    /// gave back everything.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};

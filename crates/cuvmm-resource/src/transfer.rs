@@ -43,8 +43,10 @@ impl VirtualMemoryBuffer {
         self.transfer_from(None, offset, source)
     }
 
-    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`, and by the driver in any case. It returns
-    /// when that is done, and so after what was queued before. A default stream's token stands for the legacy default stream of the device's primary context. The stream may be of
+    /// As [`copy_from_host`](Self::copy_from_host), behind the work queued on `stream`, and by the driver in any case. It
+    /// returns when that is done, and so after what was queued before.
+    ///
+    /// A default stream's token stands for the legacy default stream of the device's primary context. The stream may be of
     /// another device that has access, a [peer](crate::Options::peer).
     ///
     /// # Errors
