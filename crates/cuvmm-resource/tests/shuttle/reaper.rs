@@ -31,28 +31,36 @@ fn in_an_hour() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
+/// Aliases of one memory that wait for the stream.
+fn busy(world: &World, stream: &StreamRef) -> [VirtualMemoryBuffer; 4] {
+    let aliases = world.aliases();
+    attend(&aliases, stream);
+    aliases
+}
+
+/// Does something to aliases that have work, which ends at any time meanwhile. Then nothing is left of them.
+fn while_work_ends(begin: impl FnOnce(&World), end: impl FnOnce([VirtualMemoryBuffer; 4])) {
+    let (world, stream) = working();
+    begin(&world);
+    let aliases = busy(&world, &stream);
+    let driver = Arc::clone(&world.driver);
+    let work = thread::spawn(move || driver.end_work());
+    end(aliases);
+    world.resource.drain(in_an_hour()).unwrap();
+    work.join().unwrap();
+    assert_eq!((world.driver.left(), world.driver.events()), ([0; 3], 0));
+}
+
 #[test]
 fn what_is_dropped_while_others_drop_goes_once_and_after_the_work() {
-    explore(|| {
-        let (world, stream) = working();
-        let aliases = world.aliases();
-        attend(&aliases, &stream);
-        let driver = Arc::clone(&world.driver);
-        let work = thread::spawn(move || driver.end_work());
-        on_threads(aliases, drop);
-        world.resource.drain(in_an_hour()).unwrap();
-        work.join().unwrap();
-        assert_eq!((world.driver.left(), world.driver.events()), ([0; 3], 0));
-    });
+    explore(|| while_work_ends(|_| (), |aliases| drop(on_threads(aliases, drop))));
 }
 
 #[test]
 fn an_alias_that_lives_keeps_what_it_shares_with_those_that_went() {
     explore(|| {
         let (world, stream) = working();
-        let aliases = world.aliases();
-        attend(&aliases, &stream);
-        let [first, second, third, moved] = aliases;
+        let [first, second, third, moved] = busy(&world, &stream);
         on_threads([first, second, moved], drop);
         world.driver.end_work();
         world.resource.drain(in_an_hour()).unwrap();
@@ -67,9 +75,7 @@ fn an_alias_that_lives_keeps_what_it_shares_with_those_that_went() {
 fn several_that_drain_all_come_back_and_none_too_soon() {
     explore(|| {
         let (world, stream) = working();
-        let aliases = world.aliases();
-        attend(&aliases, &stream);
-        drop(aliases);
+        drop(busy(&world, &stream));
         assert_eq!(world.resource.drain(Instant::now()), Err(Error::StillPending { buffers: 4 }));
         let driver = Arc::clone(&world.driver);
         let work = thread::spawn(move || driver.end_work());
@@ -98,41 +104,21 @@ fn what_was_left_to_the_reaper_goes_also_after_its_resource() {
     });
 }
 
-/// A drop that waits asks again and again, and so does the reaper: neither lets go while the other's work goes on.
+/// One that waits asks again and again, and so does the reaper: neither lets go while the other's work goes on.
 #[test]
 fn aliases_that_wait_and_aliases_that_do_not_go_after_the_work() {
-    explore(|| {
-        let (world, stream) = working();
-        let aliases = world.aliases();
-        attend(&aliases, &stream);
-        let driver = Arc::clone(&world.driver);
-        let work = thread::spawn(move || driver.end_work());
-        on_threads(aliases.into_iter().enumerate(), |(index, alias)| {
-            if index % 2 == 0 {
-                alias.close_within(in_an_hour()).unwrap();
-            } else {
-                alias.close_deferred();
-            }
-        });
-        world.resource.drain(in_an_hour()).unwrap();
-        work.join().unwrap();
-        assert_eq!((world.driver.left(), world.driver.events()), ([0; 3], 0));
-    });
+    let end = |(index, alias): (usize, VirtualMemoryBuffer)| {
+        if index % 2 == 0 {
+            alias.close_within(in_an_hour()).unwrap();
+        } else {
+            alias.close_deferred();
+        }
+    };
+    explore(move || while_work_ends(|_| (), |aliases| drop(on_threads(aliases.into_iter().enumerate(), end))));
 }
 
 #[test]
 #[should_panic(expected = "cuMemUnmap: unmapped under work")]
 fn an_event_that_is_over_before_its_work_is_found() {
-    explore(|| {
-        let (world, stream) = working();
-        world.driver.hurry();
-        let aliases = world.aliases();
-        attend(&aliases, &stream);
-        let driver = Arc::clone(&world.driver);
-        let work = thread::spawn(move || driver.end_work());
-        on_threads(aliases, drop);
-        world.resource.drain(in_an_hour()).unwrap();
-        work.join().unwrap();
-        world.driver.left();
-    });
+    explore(|| while_work_ends(|world| world.driver.hurry(), |aliases| drop(on_threads(aliases, drop))));
 }
