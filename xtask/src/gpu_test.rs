@@ -51,13 +51,15 @@ pub(crate) fn write_bundle(sh: &Shell, dir: &Path) -> Result<()> {
     let binaries = build(sh)?;
     let bundle = bundle::write(sh, dir, &binaries)?;
     println!(
-        "{}: {} suites, {} examples, {} benchmarks, {}, for glibc {} or newer; run ./gpu-test in it",
+        "{}: {} suites, {} examples, {} benchmarks, {}, for glibc {} or newer; run ./gpu-test in it; {} packed, in {}",
         dir.display(),
         bundle.suites,
         binaries.examples.len(),
         binaries.benches.len(),
         bundle::mebibytes(bundle.bytes),
         bundle.glibc,
+        bundle::mebibytes(bundle.packed),
+        bundle::archive(dir).display(),
     );
     Ok(())
 }
