@@ -233,11 +233,6 @@ impl VirtualMemoryBuffer {
     fn end(&mut self) -> Result<(), Error> {
         let settled = match self.settle_by(Instant::now() + patience()) {
             Ok(()) => Ok(()),
-            Err(Unsettled::Refused(Error::DeadlinePassed)) => {
-                IN_VAIN.set(Some(Instant::now()));
-                self.retire();
-                return Err(Error::DeadlinePassed);
-            }
             // The driver is gone, and gave back everything.
             Err(Unsettled::Failed(error)) if error.code() == Some(CUresult::DEINITIALIZED) => {
                 self.keep();
@@ -250,6 +245,9 @@ impl VirtualMemoryBuffer {
                 Err(error)
             }
             Err(Unsettled::Refused(error)) => {
+                if error == Error::DeadlinePassed {
+                    IN_VAIN.set(Some(Instant::now()));
+                }
                 self.retire();
                 return Err(error);
             }
