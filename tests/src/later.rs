@@ -48,4 +48,15 @@ impl Backend {
         assert_eq!(calls, [], "calls of this thread");
         result
     }
+
+    /// Demands that as many questions were asked where no call may be made, and nothing else was: whether a thread is in a
+    /// host function is asked by a call that is refused there. The simulator takes note of each.
+    #[track_caller]
+    pub fn require_questions(&self, questions: usize) {
+        if let Some(simulator) = &self.simulator {
+            let calls: Vec<Call> = simulator.violations().iter().map(|violation| violation.call).collect();
+            assert_eq!(calls, vec![Call::cuCtxGetCurrent; questions]);
+            simulator.clear_violations();
+        }
+    }
 }

@@ -252,16 +252,6 @@ fn what_is_dropped_on_a_capturing_stream_goes_after_the_capture(backend: &Backen
     }
 }
 
-/// The simulator takes note of every call in a host function. The one that asks whether it is one is meant.
-#[track_caller]
-fn require_questions(backend: &Backend, questions: usize) {
-    if let Some(simulator) = &backend.simulator {
-        let calls: Vec<Call> = simulator.violations().iter().map(|violation| violation.call).collect();
-        assert_eq!(calls, vec![Call::cuCtxGetCurrent; questions]);
-        simulator.clear_violations();
-    }
-}
-
 fn closing_in_a_host_function_gives_the_buffer_back(backend: &Backend) {
     let resource = backend.resource();
     let stream = Stream::non_blocking(&backend.device);
@@ -272,7 +262,7 @@ fn closing_in_a_host_function_gives_the_buffer_back(backend: &Backend) {
         let mark = backend.mark();
         let (error, buffer) = in_host_function(&stream, move || buffer.close().unwrap_err().into_parts());
         assert_eq!(error, Error::HostCallback);
-        require_questions(backend, 1);
+        backend.require_questions(1);
         backend.require_unchanged(&mark);
         let buffer = buffer.expect("the buffer");
         require_marks(&buffer, 6, G);
@@ -292,13 +282,13 @@ fn what_is_dropped_in_a_host_function_goes_after_one_question_at_most(backend: &
             buffer.fence(&other).unwrap();
             // With it goes the resource, and the stream that this has of its own.
             in_host_function(&stream, move || drop(buffer));
-            require_questions(backend, questions);
+            backend.require_questions(questions);
             backend.require_unchanged(&mark);
         }
         let mark = backend.mark();
         let buffer = backend.resource_with(Options::new().on_drop(on_drop)).allocate(G).unwrap();
         in_host_function(&stream, move || buffer.close_deferred());
-        require_questions(backend, 0);
+        backend.require_questions(0);
         backend.require_unchanged(&mark);
     }
 }
@@ -321,7 +311,7 @@ fn copies_and_fences_are_refused_in_a_host_function(backend: &Backend) {
         ((buffer, other), errors)
     });
     assert!(errors.iter().all(|error| *error == Error::HostCallback), "{errors:?}");
-    require_questions(backend, 5);
+    backend.require_questions(5);
     buffer.0.close().unwrap();
 }
 

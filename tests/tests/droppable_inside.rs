@@ -30,17 +30,6 @@ fn resource(backend: &Backend, on_drop: OnDrop) -> VirtualMemoryResource {
     backend.resource_with(Options::new().on_drop(on_drop))
 }
 
-/// Demands that as many questions were asked where no call may be made, and nothing else was. The simulator takes note of
-/// each.
-#[track_caller]
-fn require_questions(backend: &Backend, questions: usize) {
-    if let Some(simulator) = &backend.simulator {
-        let calls: Vec<Call> = simulator.violations().iter().map(|violation| violation.call).collect();
-        assert_eq!(calls, vec![Call::cuCtxGetCurrent; questions]);
-        simulator.clear_violations();
-    }
-}
-
 /// Drops buffers where the driver calls the program back, by `there`, with their work still to come.
 fn drop_in_a_callback(backend: &Backend, there: impl Fn(Box<dyn FnOnce() -> Vec<Call> + Send>) -> Vec<Call>) {
     for (on_drop, questions) in [(OnDrop::Wait, 1), (OnDrop::Defer, 0)] {
@@ -61,7 +50,7 @@ fn drop_in_a_callback(backend: &Backend, there: impl Fn(Box<dyn FnOnce() -> Vec<
                 calls.map(|made| made.call).collect()
             }));
             assert_eq!(calls, vec![Call::cuCtxGetCurrent; questions], "calls in a callback");
-            require_questions(backend, questions);
+            backend.require_questions(questions);
             if let Some(gate) = gate {
                 assert_eq!((resource.pending(), backend.ledger.live().mappings), (1, 1));
                 gate.open();
@@ -85,7 +74,7 @@ fn dropped_in_a_host_function_it_goes_after(backend: &Backend) {
         queue_fill(&stream, &buffer, 2);
         drop(resource);
         in_host_function(&stream, || drop(buffer));
-        require_questions(backend, questions);
+        backend.require_questions(questions);
         until("the resource's stream is gone", || backend.live().streams == 1);
         until("the memory is gone", || backend.ledger.live().mappings == 0);
     }
