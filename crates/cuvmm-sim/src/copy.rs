@@ -223,7 +223,7 @@ pub(crate) fn allocate(session: &mut Session<'_>, size: usize) -> Answer<CUdevic
     create::claim(session, home, bytes)?;
     let properties = CUmemAllocationProp::pinned(CUmemLocation::device(device), CUmemAllocationHandleType::NONE);
     let memory = Arc::new(create::make(session, bytes, properties, home)?);
-    let range = session.placer.place(bytes as u64, unit as u64).map_err(|_| CUresult::OUT_OF_MEMORY)?;
+    let range = session.place(bytes as u64, unit as u64)?;
     let start = range.start();
     let memory_id = session.add_physical(memory.clone(), home);
     if let Some(physical) = session.physical.get_mut(&memory_id) {

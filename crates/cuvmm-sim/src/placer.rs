@@ -1,10 +1,12 @@
 //! Where reservations are placed: every simulator of a process has arenas of its own, so that what one reserves
 //! leaves the room behind another's alone.
 
+use std::collections::BTreeMap;
 use std::ops::Range as Span;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::space::{NoRange, Range, align_up};
+use crate::state::Reservation;
 
 /// Arenas for what is small, below `LARGE`.
 const SMALL_ARENAS: u64 = 0x0100_0000_0000;
@@ -13,11 +15,11 @@ const LARGE: u64 = 8 << 30;
 /// Where what is huge goes, whoever reserves it: there are not so many addresses that each could have an arena.
 const HUGE_ARENA: Span<u64> = 0x0800_0000_0000..0x5000_0000_0000;
 const HUGE: u64 = 64 << 30;
-/// Arenas for what is between the two.
+/// Arenas for what is between the two, and for what is small when the other is full.
 const LARGE_ARENAS: u64 = 0x5800_0000_0000;
 const LARGE_STEP: u64 = 128 << 30;
 const ARENAS: usize = 224;
-/// How many places are tried before the kernel chooses.
+/// How many places that are not the simulator's own may turn out to be taken before the kernel chooses.
 const ATTEMPTS: usize = 64;
 
 /// Which arenas are some simulator's.
@@ -60,18 +62,29 @@ impl Placer {
         Self { arena: None, small: 0, large: 0, huge: 0 }
     }
 
-    /// Reserves `bytes` somewhere, aligned.
-    pub(crate) fn place(&mut self, bytes: u64, alignment: u64) -> Result<Range, NoRange> {
+    /// Reserves `bytes` somewhere, aligned, beside the simulator's own `reservations`.
+    ///
+    /// Where the kernel chooses, the addresses are anybody's as soon as they are free again: a thread's stack may have
+    /// them before they are asked for a second time. So it is asked for them last.
+    pub(crate) fn place(
+        &mut self,
+        reservations: &BTreeMap<u64, Reservation>,
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<Range, NoRange> {
         if self.arena.is_none() {
             self.arena = Arena::take();
         }
         let arena = |arenas, step| self.arena.as_ref().map(|arena| arena.span(arenas, step));
-        let (span, cursor) = match bytes {
-            ..LARGE => (arena(SMALL_ARENAS, SMALL_STEP), &mut self.small),
-            LARGE..HUGE => (arena(LARGE_ARENAS, LARGE_STEP), &mut self.large),
-            HUGE.. => (Some(HUGE_ARENA), &mut self.huge),
+        let small = (arena(SMALL_ARENAS, SMALL_STEP), &mut self.small);
+        let large = (arena(LARGE_ARENAS, LARGE_STEP), &mut self.large);
+        let spans = match bytes {
+            ..LARGE => vec![small, large],
+            LARGE..HUGE => vec![large],
+            HUGE.. => vec![(Some(HUGE_ARENA), &mut self.huge)],
         };
-        match span.and_then(|span| look(&span, cursor, bytes, alignment)) {
+        let look = |(span, cursor): (Option<Span<u64>>, _)| look(&span?, cursor, reservations, bytes, alignment);
+        match spans.into_iter().find_map(look) {
             Some(range) => Ok(range),
             None => Range::anywhere(bytes, alignment),
         }
@@ -79,22 +92,37 @@ impl Placer {
 }
 
 /// Looks for a place behind the cursor, and from the start of the arena again.
-fn look(span: &Span<u64>, cursor: &mut u64, bytes: u64, alignment: u64) -> Option<Range> {
+fn look(
+    span: &Span<u64>,
+    cursor: &mut u64,
+    reservations: &BTreeMap<u64, Reservation>,
+    bytes: u64,
+    alignment: u64,
+) -> Option<Range> {
     let mut from = if span.contains(cursor) { *cursor } else { span.start };
     let mut again = from > span.start;
-    for _ in 0..ATTEMPTS {
+    let mut attempts = 0;
+    while attempts < ATTEMPTS {
         let start = align_up(from, alignment)?;
-        match start.checked_add(bytes) {
-            Some(end) if end <= span.end => match Range::at(start, bytes) {
-                Ok(range) => {
-                    *cursor = end;
-                    return Some(range);
-                }
-                Err(NoRange::Taken) => from = end,
-                Err(NoRange::Exhausted) => return None,
-            },
-            _ if again => (from, again) = (span.start, false),
-            _ => return None,
+        let Some(end) = start.checked_add(bytes).filter(|&end| end <= span.end) else {
+            if !again {
+                return None;
+            }
+            (from, again) = (span.start, false);
+            continue;
+        };
+        let before = reservations.range(..end).next_back();
+        if let Some(taken) = before.map(|(at, found)| at + found.bytes).filter(|&taken| taken > start) {
+            from = taken;
+            continue;
+        }
+        match Range::at(start, bytes) {
+            Ok(range) => {
+                *cursor = end;
+                return Some(range);
+            }
+            Err(NoRange::Taken) => (from, attempts) = (end, attempts + 1),
+            Err(NoRange::Exhausted) => return None,
         }
     }
     None

@@ -44,19 +44,18 @@ pub(crate) fn reserve(
         return Err(CUresult::OUT_OF_MEMORY);
     }
     let range = match (hint.0, habit(session, hint.0, bytes)) {
-        (0, _) => session.placer.place(bytes, alignment),
-        (hint, Hints::Elsewhere) => match session.placer.place(bytes, alignment) {
+        (0, _) => session.place(bytes, alignment)?,
+        (hint, Hints::Elsewhere) => match session.place(bytes, alignment)? {
             // Held while another place is looked for.
-            Ok(wished) if wished.start() == hint => session.placer.place(bytes, alignment),
+            wished if wished.start() == hint => session.place(bytes, alignment)?,
             place => place,
         },
         (_, Hints::Refused(code)) if !code.is_success() => return Err(code),
         (hint, _) => match Range::at(hint, bytes) {
-            Err(_) => session.placer.place(bytes, alignment),
-            granted => granted,
+            Err(_) => session.place(bytes, alignment)?,
+            Ok(granted) => granted,
         },
     };
-    let range = range.map_err(|_| CUresult::OUT_OF_MEMORY)?;
     let start = range.start();
     session.reserved_bytes += bytes;
     session.reservations.insert(start, Reservation { bytes, plain: false, range });

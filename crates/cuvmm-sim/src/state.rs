@@ -262,6 +262,12 @@ impl State {
         self.reservation_at(address).filter(|(_, reservation)| !reservation.plain)
     }
 
+    /// Takes addresses that are nobody's.
+    pub(crate) fn place(&mut self, bytes: u64, alignment: u64) -> Answer<Range> {
+        let range = self.placer.place(&self.reservations, bytes, alignment);
+        range.map_err(|_| CUresult::OUT_OF_MEMORY)
+    }
+
     /// The mapping around an address.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (&start, mapping) = self.mappings.range(..=address).next_back()?;
