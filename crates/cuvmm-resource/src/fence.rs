@@ -5,6 +5,7 @@
 //! stream, which the fence shares.
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm_driver::sys::CUevent;
@@ -41,6 +42,20 @@ impl Busy {
             None => self.0.push((fence.stream.clone(), fence.record)),
         }
     }
+}
+
+impl Drop for Busy {
+    /// Of a buffer that was given up in this round these may be the last shares.
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(drop_alone);
+    }
+}
+
+/// Drops a share of a stream, or what has one, and lets no panic out: owners of streams may panic, each of them, and two
+/// panics that met would be the end of the process.
+pub(crate) fn drop_alone<T>(value: T) {
+    // What was panicked with may panic, too.
+    catch_unwind(AssertUnwindSafe(|| drop(value))).unwrap_or_else(std::mem::forget);
 }
 
 impl Fence {

@@ -1,6 +1,5 @@
 //! [`Retired`]: the memory of buffers that are gone, until nothing uses it any more.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::CUdeviceptr;
@@ -8,7 +7,7 @@ use cuvmm_driver::{CUresult, Device, Driver, StrandedKind};
 use cuvmm_handles::Reservation;
 
 use crate::error::Error;
-use crate::fence::{Busy, Fence};
+use crate::fence::{Busy, Fence, drop_alone};
 use crate::range::Range;
 use crate::release::{Order, Release};
 use crate::resource::VirtualMemoryResource;
@@ -186,7 +185,6 @@ impl Drop for Retired {
             self.counts.add_stranded();
         }
         self.counts.remove_pending(self.buffers);
-        // Owners of streams may panic, each of them: two panics that met would be the end of the process.
         drop_alone(std::mem::take(&mut self.release));
         std::mem::take(&mut self.fences).into_iter().for_each(drop_alone);
         // A subscriber may be what panicked, and may panic now.
@@ -195,10 +193,4 @@ impl Drop for Retired {
             tracing::error!(target: TARGET, error, %address, size, "stranded a dropped buffer");
         }
     }
-}
-
-/// Drops it, and lets no panic out.
-fn drop_alone<T>(value: T) {
-    // What was panicked with may panic, too.
-    catch_unwind(AssertUnwindSafe(|| drop(value))).unwrap_or_else(std::mem::forget);
 }

@@ -135,6 +135,32 @@ fn owners_that_panic_on_the_reapers_thread_strand_their_buffer_alone() {
     }
 }
 
+/// Two whose work is not over, and one whose panic gives the buffer up.
+#[test]
+fn owners_of_busy_streams_that_panic_at_once_end_no_process() {
+    let _one = listen();
+    for bench in Bench::presets() {
+        let resource = deferring(&bench);
+        let buffer = resource.allocate(G).unwrap();
+        let owners = [(); 3].map(|()| Foreign::new(&bench, CUstream_flags::NON_BLOCKING));
+        let held = [&owners[0], &owners[1]].map(|owner| Held::queue(owner.stream, &buffer));
+        for owner in owners {
+            *owner.last.lock().unwrap() = Some(Box::new(surprise));
+            buffer.fence(&StreamRef::from_owner(owner).unwrap()).unwrap();
+        }
+        drop(buffer);
+        drain(&resource);
+        assert_eq!((resource.statistics().stranded, bench.driver.stranded().total()), (1, 1));
+        for held in held {
+            held.let_go_soon().join().unwrap();
+        }
+        drop(resource.allocate(G).unwrap());
+        drain(&resource);
+        assert_eq!(bench.left(), [1, 1, 1, 0, 3, 3]);
+        assert_eq!(bench.simulator.violations(), []);
+    }
+}
+
 /// The memory is given back or stranded, and nothing stays pending.
 #[test]
 fn subscribers_that_panic_on_the_reapers_thread_cost_no_more_than_the_buffer() {
