@@ -3,11 +3,15 @@
 use std::io::{Read, Write, stdin};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal::SIGKILL;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 
 use crate::backend::Backend;
 
@@ -60,7 +64,7 @@ impl Peer {
         match Self::role() {
             Some((role, _)) if role == ALONE => body(),
             Some(_) => panic!("this test has no other parts"),
-            None => Self::start(backend, ALONE).join(),
+            None => drop(Self::start(backend, ALONE).join()),
         }
     }
 
@@ -75,10 +79,12 @@ impl Peer {
         (&*socket).read_exact(&mut [0]).expect("a signal of the peer");
     }
 
-    /// Waits for its end, which must be a good one, with the test run and passed.
-    pub fn join(self) {
+    /// Waits for its end, which must be a good one, with the test run and passed. Returns what it wrote to its standard
+    /// output.
+    pub fn join(self) -> String {
         let output = self.join_early();
         assert!(output.contains(PASSED), "the second process did not run the test:\n{output}");
+        output
     }
 
     /// Waits for its end, which must be a good one, and may come before that of the test, by [`exit`]. That it ran shows
@@ -93,10 +99,27 @@ impl Peer {
         output
     }
 
-    /// Kills it and waits for its end.
+    /// Kills it and waits for its end. No file of it stays open here but other shares of the socket.
     pub fn kill(mut self) {
         self.child.kill().expect("a process to kill");
-        self.child.wait().expect("the second process's end");
+        self.require_killed();
+    }
+
+    /// Waits for its end by [`die`](Self::die).
+    pub fn await_death(mut self) {
+        self.require_killed();
+    }
+
+    fn require_killed(&mut self) {
+        let status = self.child.wait().expect("the second process's end");
+        let output = self.output.take().map(|output| output.join().expect("what the second process wrote"));
+        assert_eq!(status.signal(), Some(SIGKILL as i32), "{}", output.unwrap_or_default());
+    }
+
+    /// Ends this process as whoever kills it would: nothing of it gets to say or to clean up anything.
+    pub fn die() -> ! {
+        kill(Pid::this(), SIGKILL).expect("a process to kill");
+        unreachable!("a process goes on that was killed")
     }
 }
 
