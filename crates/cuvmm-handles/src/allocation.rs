@@ -7,7 +7,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use cuvmm_driver::sys::{
-    CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemGenericAllocationHandle,
+    CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemFabricHandle,
+    CUmemGenericAllocationHandle,
 };
 use cuvmm_driver::{CUresult, Driver, StrandedKind};
 
@@ -178,6 +179,48 @@ impl Allocation {
         Ok(Self::own(driver, handle, size, Origin::Imported))
     }
 
+    /// Takes a reference to the memory that a fabric handle names (`cuMemImportFromShareableHandle`), of this host or
+    /// another. It must exist by then: the handle keeps nothing alive, and this reference does. `size` is what the
+    /// exporter says: only mapping it proves it.
+    ///
+    /// The bytes may be a peer's, and so anything.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200().with_imex());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// # let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::FABRIC);
+    /// # let size = Granularity::minimum(&driver, &properties)?.round_up(1)?;
+    /// # let memory = Allocation::create(&driver, size, &properties)?;
+    /// let handle = memory.export_fabric()?; // as a rule to another host, over its network
+    /// let imported = Allocation::import_fabric(&driver, &handle, size)?;
+    /// drop(memory);
+    /// assert_eq!(imported.origin(), Origin::Imported);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotGranular`] for zero; what the driver answers, as for a handle whose memory is gone, and without an
+    /// IMEX channel that the exporter has too.
+    #[doc(alias = "cuMemImportFromShareableHandle")]
+    pub fn import_fabric(driver: &Driver, handle: &CUmemFabricHandle, size: GranularSize) -> Result<Self, Error> {
+        if size.is_zero() {
+            return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
+        }
+        // SAFETY: the bytes came as a fabric handle. Nobody can tell beforehand whether an export wrote them, and
+        // nobody but the driver has to: they are data, no pointer and no number of a reference of ours, and the call is
+        // there to take them from processes and hosts that the driver can't trust either. It looks up what they name
+        // among what the process's IMEX channel may reach, and its manual answers what is not there with an error.
+        let handle = unsafe { driver.mem_import_fabric(handle) }?;
+        Ok(Self::own(driver, handle, size, Origin::Imported))
+    }
+
     /// Takes a reference to the memory mapped at `address` (`cuMemRetainAllocationHandle`).
     ///
     /// # Safety
@@ -267,7 +310,8 @@ impl Allocation {
         Ok(unsafe { self.driver.mem_get_allocation_properties(self.handle) }?)
     }
 
-    /// Whether [`export_posix_fd`](Self::export_posix_fd) is possible at all. Makes no call.
+    /// Whether an export as `wanted` is possible at all: [`export_posix_fd`](Self::export_posix_fd),
+    /// [`export_fabric`](Self::export_fabric). Makes no call.
     ///
     /// # Errors
     /// [`Error::Imported`]; [`Error::NotExportable`].
@@ -293,10 +337,28 @@ impl Allocation {
         if fd.as_raw_fd() == 0 {
             fd = fd.try_clone().map_err(|error| Error::Duplicate { errno: error.raw_os_error().unwrap_or(0) })?;
         }
+        self.count_export();
+        Ok(fd)
+    }
+
+    /// The bytes that name the memory on every host of its fabric (`cuMemExportToShareableHandle`). They pin nothing: the
+    /// memory must be alive here until whoever gets them has imported it.
+    ///
+    /// # Errors
+    /// [`Error::Imported`], [`Error::NotExportable`]; what the driver answers.
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_fabric(&self) -> Result<CUmemFabricHandle, Error> {
+        self.check_exportable(CUmemAllocationHandleType::FABRIC)?;
+        // SAFETY: the handle is alive by the field's invariant.
+        let handle = unsafe { self.driver.mem_export_fabric(self.handle) }?;
+        self.count_export();
+        Ok(handle)
+    }
+
+    fn count_export(&self) {
         if let Some(usage) = &self.usage {
             usage.add_exported();
         }
-        Ok(fd)
     }
 
     /// Gives the reference back, as dropping it does, and says how that went. After a failure the reference is

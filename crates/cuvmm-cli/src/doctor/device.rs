@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd;
 
-use cuvmm::driver::Probe as Probed;
 use cuvmm::driver::sys::{CUdevice_P2PAttribute, CUdevice_attribute, CUmemAllocationHandleType, CUmemAllocationProp};
 use cuvmm::handles::Allocation;
 use cuvmm::{Call, Device, Options, VirtualMemoryResource};
@@ -128,13 +127,14 @@ fn posix_fd(probe: &Probe<'_>, device: &Device) -> Outcome {
     Ok(Found::new(format!("made, exported, imported, mapped, given back{}", promise(device, attribute)?)))
 }
 
-/// Makes memory, exports and imports it, and gives both references back; and maps such memory.
+/// As [`posix_fd`], for other hosts. The attribute isn't asked: without an IMEX channel it promises what can't be had.
 fn fabric(probe: &Probe<'_>, device: &Device) -> Outcome {
     let kind = CUmemAllocationHandleType::FABRIC;
-    if let Probed::Refused { error, .. } = device.probe(kind) {
-        return Err(error.into());
-    }
-    probe.round_trip(&CUmemAllocationProp::pinned(device.location(), kind), &[device.location()])?;
+    let memory = probe.make(&CUmemAllocationProp::pinned(device.location(), kind))?;
+    let size = memory.granularity().exact(memory.size())?;
+    let imported = Allocation::import_fabric(device.driver(), &memory.export_fabric()?, size)?;
+    probe.map(imported, &[device.location()])?.close()?;
+    memory.close()?;
     Ok(Found::new("made, exported, imported, mapped, given back"))
 }
 

@@ -206,7 +206,9 @@ impl Driver {
     /// `cuMemImportFromShareableHandle`, fabric: a reference to the memory that the bytes name.
     ///
     /// # Safety
-    /// The bytes are what an export wrote, on whichever machine: what the driver makes of others is not known.
+    /// The bytes came as a fabric handle, from an export on whichever machine or from a peer that says so. That others
+    /// are answered with an error is the manual's word: it was not measured but without a channel, where 801 is the
+    /// answer.
     ///
     /// # Errors
     /// What the driver answers; 801 without a fabric.
