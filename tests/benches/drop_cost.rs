@@ -15,23 +15,12 @@ use cuvmm::driver::sys::{
     CUmemGenericAllocationHandle,
 };
 use cuvmm::{Device, Driver, OnDrop, Options, Release, StreamRef, VirtualMemoryResource};
-use cuvmm_sim::{Machine, Simulator};
-use cuvmm_tests::{G, Spin, drain};
+use cuvmm_tests::{G, Spin, benched_driver, drain};
 
-/// Names the driver.
-const DRIVER: &str = "CUVMM_DRIVER";
 /// How long the kernel runs that is waited for.
 const KERNEL: Duration = Duration::from_micros(100);
 /// How many buffers may be pending.
 const PENDING: usize = 64;
-
-fn driver() -> Driver {
-    match std::env::var(DRIVER).as_deref() {
-        Ok("cuda") => Driver::load().unwrap(),
-        Ok(other) => panic!("{DRIVER} is {other:?}: it may be \"cuda\", for a GPU, or not be there"),
-        Err(_) => Simulator::new(Machine::h200()).driver().unwrap(),
-    }
-}
 
 /// Where kernels run.
 struct Work {
@@ -98,7 +87,7 @@ impl Raw {
 }
 
 fn drop_cost(criterion: &mut Criterion) {
-    let driver = driver();
+    let driver = benched_driver();
     let device = driver.device(0).unwrap();
     let work = Work { device: device.clone(), spin: Spin::load(&device), stream: StreamRef::create(&device).unwrap() };
     let synchronize = || {

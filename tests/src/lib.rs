@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod backend;
+mod compare;
 pub mod conformance;
 mod foreign;
 mod gone;
@@ -23,6 +24,7 @@ mod watch;
 mod work;
 
 pub use backend::{Backend, Kind, Left, Mark};
+pub use compare::{Times, benched_driver, compare};
 pub use foreign::ForeignRange;
 pub use gone::{Ranges, Remains};
 pub use graph::{Executable, Graph, Kernels, await_graphs, queue_copy, retain_in_capture};

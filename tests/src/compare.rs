@@ -1,0 +1,108 @@
+//! Benchmarks on whatever driver is asked for, and two ways to do one thing, timed in turn: what else happens on the machine
+//! happens to both.
+
+use std::fmt;
+use std::time::Duration;
+
+use cuvmm::Driver;
+use cuvmm_sim::{Machine, Simulator};
+
+/// Names the driver.
+const DRIVER: &str = "CUVMM_DRIVER";
+
+/// The driver that a benchmark runs on: a simulated one, or, where `CUVMM_DRIVER` is `cuda`, that of a GPU.
+pub fn benched_driver() -> Driver {
+    match std::env::var(DRIVER).as_deref() {
+        Ok("cuda") => Driver::load().unwrap(),
+        Ok(other) => panic!("{DRIVER} is {other:?}: it may be \"cuda\", for a GPU, or not be there"),
+        Err(_) => Simulator::new(Machine::h200()).driver().unwrap(),
+    }
+}
+
+/// How long something took, each time.
+#[derive(Debug, Default)]
+pub struct Times(Vec<Duration>);
+
+impl Times {
+    /// Of that many rounds of one thing alone, after a tenth as many that are not counted.
+    pub fn of(rounds: usize, mut once: impl FnMut() -> Duration) -> Self {
+        let times = (0..rounds / 10 + rounds).map(|_| once());
+        Self::sorted(times.skip(rounds / 10).collect())
+    }
+
+    fn sorted(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        Self(times)
+    }
+
+    /// What so many of a thousand are at most; zero where there are none.
+    fn permille(&self, share: usize) -> Duration {
+        let last = self.0.len().saturating_sub(1);
+        self.0.get(last * share / 1000).copied().unwrap_or_default()
+    }
+
+    /// The middle one.
+    pub fn median(&self) -> Duration {
+        self.permille(500)
+    }
+}
+
+/// The median and the 99th percentile, in microseconds.
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [median, p99] = [500, 990].map(|share| self.permille(share).as_secs_f64() * 1e6);
+        write!(f, "{median:9.2} {p99:9.2}")
+    }
+}
+
+/// Times `ours` and `theirs` in turn, each of them as often the first, after a tenth as many rounds that are not counted.
+pub fn compare(
+    rounds: usize,
+    mut ours: impl FnMut() -> Duration,
+    mut theirs: impl FnMut() -> Duration,
+) -> (Times, Times) {
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for round in 0..rounds / 10 + rounds {
+        let (one, other) = if round % 2 == 0 {
+            let one = ours();
+            (one, theirs())
+        } else {
+            let other = theirs();
+            (ours(), other)
+        };
+        if round >= rounds / 10 {
+            first.push(one);
+            second.push(other);
+        }
+    }
+    (Times::sorted(first), Times::sorted(second))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_are_done_as_often_and_each_first_every_second_time() {
+        let order = std::cell::RefCell::new(String::new());
+        let once = |name, time| {
+            order.borrow_mut().push(name);
+            Duration::from_micros(time)
+        };
+        let (ours, theirs) = compare(20, || once('o', 3), || once('t', 5));
+        assert_eq!(order.borrow().as_str(), "ottoottoottoottoottoottoottoottoottoottoottoo".get(..44).unwrap());
+        assert_eq!((ours.0.len(), theirs.0.len()), (20, 20));
+        assert_eq!([ours.median(), theirs.median()], [3, 5].map(Duration::from_micros));
+    }
+
+    #[test]
+    fn the_median_and_the_99th_percentile_are_told() {
+        let mut next = 0;
+        let times = Times::of(200, || {
+            next += 1;
+            Duration::from_micros(next)
+        });
+        // The first 20 are not counted.
+        assert_eq!(times.to_string(), format!("{:9.2} {:9.2}", 120.0, 218.0));
+    }
+}
