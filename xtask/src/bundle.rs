@@ -4,6 +4,7 @@
 //! DIR/gpu-test       the runner, which runs every suite beside it
 //! DIR/cuvmm          the command line
 //! DIR/process-life   the program that a suite begins beside the folder that it stands in
+//! DIR/share-with     shares with Python, where that has NVIDIA's bindings; it has interop/python/share.py in it
 //! DIR/suites/NAME    the suites
 //! DIR/examples/NAME  the examples that load the driver
 //! DIR/benches/NAME   the benchmarks that load the driver
@@ -29,6 +30,7 @@ const MARKER_TEXT: &str = "\
 failed. ./cuvmm demo shows the library at work; ./cuvmm doctor says what works on the machine.
 CUVMM_DRIVER=cuda benches/drop_cost --bench says what the drop of a buffer costs there, and benches/share_cost what
 sharing one does.
+./share-with python3 shares memory with a program in Python, both ways, where that has cuda-bindings.
 ";
 
 /// A version of glibc, of two or three numbers.
@@ -85,7 +87,7 @@ fn is_bundle(dir: &Path) -> bool {
 /// Writes the bundle.
 pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundle> {
     check_target(dir)?;
-    for stale in ["gpu-test", "cuvmm", "process-life", "suites", "examples", "benches"] {
+    for stale in ["gpu-test", "cuvmm", "process-life", "share-with", "suites", "examples", "benches"] {
         sh.remove_path(dir.join(stale))?;
     }
     // The marker comes first: a bundle that is left half written can be written again.
@@ -94,6 +96,7 @@ pub(crate) fn write(sh: &Shell, dir: &Path, binaries: &Binaries) -> Result<Bundl
     bundle.add(sh, &binaries.runner, &dir.join("gpu-test"))?;
     bundle.add(sh, &binaries.cli, &dir.join("cuvmm"))?;
     bundle.add(sh, &binaries.process_life, &dir.join("process-life"))?;
+    bundle.add(sh, &binaries.share_with, &dir.join("share-with"))?;
     for suite in &binaries.suites {
         // What a GPU is not asked need not be carried there.
         let path = &suite.path;

@@ -16,6 +16,7 @@ pub(crate) struct Binaries {
     pub(crate) runner: PathBuf,
     pub(crate) cli: PathBuf,
     pub(crate) process_life: PathBuf,
+    pub(crate) share_with: PathBuf,
     pub(crate) suites: Vec<Artifact>,
     pub(crate) examples: Vec<Artifact>,
     pub(crate) benches: Vec<Artifact>,
@@ -37,7 +38,7 @@ pub(crate) fn run_here(sh: &Shell, report: Option<&Path>) -> Result<ExitCode> {
     let report = report.map(|dir| [Path::new("--report"), dir]);
     let status = Command::new(&binaries.runner)
         .args(report.into_iter().flatten())
-        .args(binaries.suites.iter().map(|suite| suite.path.as_path()))
+        .args(binaries.suites.iter().map(|suite| suite.path.as_path()).chain([binaries.share_with.as_path()]))
         .status()
         .with_context(|| format!("failed to start {}", binaries.runner.display()))?;
     // A runner that a signal ended has no code.
@@ -86,8 +87,9 @@ fn build(sh: &Shell) -> Result<Binaries> {
             .map(|artifact| artifact.path.clone())
             .with_context(|| format!("cargo built no binary `{name}`"))
     };
-    let (runner, cli, process_life) = (program("gpu-test")?, program("cuvmm")?, program("process-life")?);
-    Ok(Binaries { runner, cli, process_life, suites, examples, benches })
+    let (runner, cli) = (program("gpu-test")?, program("cuvmm")?);
+    let (process_life, share_with) = (program("process-life")?, program("share-with")?);
+    Ok(Binaries { runner, cli, process_life, share_with, suites, examples, benches })
 }
 
 /// Those that run on a GPU, in order of name.

@@ -1,4 +1,5 @@
-//! `cargo xtask interop`: run a program that is not ours on the stand-in library: NVIDIA's bindings for Python.
+//! `cargo xtask interop`: run programs that are not ours on the stand-in library: NVIDIA's bindings for Python, by
+//! themselves, and sharing memory with ours both ways.
 //!
 //! ```text
 //! target/interop/lib/libcuda.so.1  the stand-in, where any other program finds it, too
@@ -10,7 +11,9 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use xshell::{Shell, cmd};
+use xshell::{Cmd, Shell, cmd};
+
+use crate::gpu_test;
 
 const LIBRARY: &str = "cuvmm_sim_libcuda";
 const FOLDER: &str = "target/interop";
@@ -23,31 +26,58 @@ const RUNS: &[(&str, &str)] =
     &[("CUVMM_SIM_PRESET", "strict"), ("CUVMM_SIM_PRESET", "measured"), (PER_THREAD_STREAMS, "1")];
 /// What stands before the counts in a line of the log.
 const ALIVE: &str = "; alive: ";
-/// How many processes the program has.
+/// How many processes the program has, and how many share with each other: ours with one and then another of Python's.
 const PROCESSES: usize = 2;
+const SHARING: usize = 3;
 /// Has the bindings look for the per-thread forms of calls.
 const PER_THREAD_STREAMS: &str = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM";
 
-/// Runs the program on the stand-in once for each of `RUNS`, and demands that it breaks no rule and gives everything back.
+/// Runs the programs on the stand-in once for each of `RUNS`, and demands that they break no rule and give everything back.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let folder = sh.current_dir().join(FOLDER);
     let libraries = install_library(sh, &folder)?;
     let python = install_bindings(sh, &folder)?;
-    for (name, value) in RUNS {
-        println!("-- {PROGRAM} on the stand-in, {name}={value}");
-        let log = folder.join("log");
-        sh.remove_path(&log)?;
-        let mut program = cmd!(sh, "{python} {PROGRAM}").env("LD_LIBRARY_PATH", &libraries);
-        for (setting, _) in env::vars_os().filter(|(setting, _)| is_setting(&setting.to_string_lossy())) {
-            program = program.env_remove(setting);
-        }
-        program = program.env("CUVMM_SIM_LOG", &log).env(name, value);
-        let said = program.quiet().read()?;
+    let share_with = build_share_with(sh)?;
+    let log = folder.join("log");
+    for run in RUNS {
+        println!("-- {PROGRAM} on the stand-in, {}={}", run.0, run.1);
+        let said = run_on_stand_in(sh, cmd!(sh, "{python} {PROGRAM}"), &libraries, &log, *run)?;
         println!("{said}");
         ensure!(said.lines().last() == Some("ok"), "{PROGRAM} did not end with `ok`");
-        judge_log(&sh.read_file(&log).context("the stand-in wrote no log: it was not what the program ran on")?)?;
+        judge_log(sh, &log, PROCESSES)?;
+
+        println!("-- share-with on the stand-in, {}={}", run.0, run.1);
+        println!("{}", run_on_stand_in(sh, cmd!(sh, "{share_with} {python}"), &libraries, &log, *run)?);
+        judge_log(sh, &log, SHARING)?;
     }
     Ok(())
+}
+
+/// Runs a program with a log of its own, and tells what it says.
+fn run_on_stand_in(
+    sh: &Shell,
+    program: Cmd<'_>,
+    libraries: &Path,
+    log: &Path,
+    (name, value): (&str, &str),
+) -> Result<String> {
+    sh.remove_path(log)?;
+    let mut program = program.env("LD_LIBRARY_PATH", libraries);
+    for (setting, _) in env::vars_os().filter(|(setting, _)| is_setting(&setting.to_string_lossy())) {
+        program = program.env_remove(setting);
+    }
+    Ok(program.env("CUVMM_SIM_LOG", log).env(name, value).quiet().read()?)
+}
+
+/// Builds the program of ours that shares with another.
+fn build_share_with(sh: &Shell) -> Result<PathBuf> {
+    let messages = cmd!(
+        sh,
+        "cargo build --package cuvmm-tests --bin share-with --locked --message-format=json-render-diagnostics"
+    );
+    let built = gpu_test::artifacts(&messages.read()?)?;
+    let program = built.into_iter().find(|artifact| artifact.name == "share-with");
+    Ok(program.context("cargo built no binary `share-with`")?.path)
 }
 
 /// Whether a variable sets up the stand-in or the bindings, which a program here is not to inherit.
@@ -126,9 +156,14 @@ fn judge_python(version: &str) -> Result<()> {
 }
 
 /// Checks what every process that ran on the stand-in left in its log: no violation, and nothing alive.
-fn judge_log(log: &str) -> Result<()> {
+fn judge_log(sh: &Shell, log: &Path, processes: usize) -> Result<()> {
+    let log = sh.read_file(log).context("the stand-in wrote no log: it was not what the program ran on")?;
+    judge(&log, processes)
+}
+
+fn judge(log: &str, expected: usize) -> Result<()> {
     let processes = log.lines().filter(|line| line.contains(ALIVE)).count();
-    ensure!(processes >= PROCESSES, "{processes} processes ran on the stand-in, not {PROCESSES}:\n{log}");
+    ensure!(processes >= expected, "{processes} processes ran on the stand-in, not {expected}:\n{log}");
     let wrong: Vec<&str> = log.lines().filter(|line| !line.contains("]: 0 violations; ")).collect();
     ensure!(wrong.is_empty(), "the program did what the driver's documentation forbids:\n{}", wrong.join("\n"));
     let left: Vec<&str> = log.lines().filter(|line| is_anything_alive(line)).collect();
@@ -159,6 +194,13 @@ mod tests {
         assert!(library_of(r#"{"reason":"build-finished","success":true}"#).is_err());
     }
 
+    /// What docs/wire-format.md asks of a program of another make is little.
+    #[test]
+    fn the_wire_format_takes_sixty_lines() {
+        let lines = include_str!("../../interop/python/cuvmm_wire.py").lines().count();
+        assert!(lines <= 60, "{lines} lines");
+    }
+
     #[test]
     fn an_older_python_is_refused() {
         let check = |version: &str, expect: bool| assert_eq!(judge_python(version).is_ok(), expect, "{version}");
@@ -172,8 +214,8 @@ mod tests {
     #[test]
     fn violations_and_what_is_left_in_the_log_are_told() {
         let clean = "cuvmm-sim[7]: 0 violations; alive: Live { mappings: 0, device_bytes: {} }\n";
-        let refused = |second: &str| judge_log(&format!("{clean}{second}")).unwrap_err().to_string();
-        assert!(judge_log(&format!("{clean}{clean}")).is_ok());
+        let refused = |second: &str| judge(&format!("{clean}{second}"), 2).unwrap_err().to_string();
+        assert!(judge(&format!("{clean}{clean}"), 2).is_ok());
         assert!(refused("").contains("1 processes ran"));
         let error = refused("cuvmm-sim[8]: violation: cuMemUnmap: a hole\ncuvmm-sim[8]: 1 violations; alive: \n");
         assert!(error.contains("a hole") && !error.contains("[7]"), "{error}");

@@ -2,11 +2,13 @@
 //!
 //! A suite is an integration test binary of this package. Its ignored tests in the module `gpu`
 //! need one GPU, those in `gpu_x2` two. The suites stand in the folder `suites` beside this
-//! program, or are named as arguments. Without a GPU there is an error, never a pass.
+//! program, or are named as arguments. So is the program `share-with`, which stands beside this one.
+//! Without a GPU there is an error, never a pass.
 #![forbid(unsafe_code)]
 
 mod args;
 mod libtest;
+mod other;
 mod process;
 mod suite;
 mod table;
@@ -55,10 +57,16 @@ fn run() -> Result<ExitCode> {
     println!();
     let mut outcomes = Vec::new();
     for path in suites {
-        let suite = Suite::new(path, report.clone())?;
-        print!("{}: ", suite.name());
-        io::stdout().flush()?;
-        let outcome = suite.run(machine.gpus.len(), args.timeout);
+        let outcome = if other::is_named(&path) {
+            print!("{}: ", path.display());
+            io::stdout().flush()?;
+            other::run(&path, args.timeout)
+        } else {
+            let suite = Suite::new(path, report.clone())?;
+            print!("{}: ", suite.name());
+            io::stdout().flush()?;
+            suite.run(machine.gpus.len(), args.timeout)
+        };
         println!("{}, {:.1} s", table::totals(slice::from_ref(&outcome)), outcome.time.as_secs_f64());
         outcomes.push(outcome);
     }
@@ -78,7 +86,7 @@ fn create_report(dir: PathBuf) -> Result<PathBuf> {
     dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))
 }
 
-/// The files of the folder `suites` beside this program, in order of name.
+/// The files of the folder `suites` beside this program, in order of name, and then `share-with`.
 fn suites_beside() -> Result<Vec<PathBuf>> {
     let program = env::current_exe().context("cannot tell where this program stands")?;
     let folder = program.with_file_name("suites");
@@ -94,5 +102,6 @@ fn suites_beside() -> Result<Vec<PathBuf>> {
     }
     ensure!(!suites.is_empty(), "no suites in {}", folder.display());
     suites.sort();
+    suites.push(other::beside(&program));
     Ok(suites)
 }

@@ -1,0 +1,60 @@
+"""The wire format of cuvmm's buffer descriptors, docs/wire-format.md: what a program needs to send and receive them."""
+
+import os
+import socket
+import struct
+import uuid
+
+HEADER = struct.Struct("<4sHHIIIi16s16sQ16sQII")
+REPLY = struct.Struct("<BBHI")
+MAGIC, VERSION, FILE_DESCRIPTORS, ON_DEVICE = b"CUVM", 1, 1, 1
+UNASKED, IN_ONE_MESSAGE = 16, 253
+MORE, ACCEPTED, REFUSED, OTHER = 1, 2, 3, 11
+with open("/proc/sys/kernel/random/boot_id") as boot_id:
+    HOST = uuid.UUID(boot_id.read().strip()).bytes
+
+
+def receive(peer, device, take):
+    """Receives a buffer of the device with that UUID, each chunk by `take(file, size)`. Returns its size. Then `accept`."""
+    header = HEADER.unpack(peer.recv(HEADER.size, socket.MSG_WAITALL))
+    magic, version, _, _, kind, _, _, on, _, _, there, size, chunks, _ = header
+    if (magic, version, kind, on, there) != (MAGIC, VERSION, FILE_DESCRIPTORS, device, HOST):
+        peer.sendall(REPLY.pack(REFUSED, 0, OTHER, 0))
+        raise ValueError(f"not a buffer to take here: {header}")
+    sizes = iter(struct.unpack(f"<{chunks}Q", peer.recv(8 * chunks, socket.MSG_WAITALL)))
+    due, left = min(UNASKED, chunks), chunks
+    while left:
+        if due == 0:
+            due = min(IN_ONE_MESSAGE, left)
+            peer.sendall(REPLY.pack(MORE, 0, due, 0))
+        count, fds, flags, _ = socket.recv_fds(peer, 4, IN_ONE_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+        with_all = (len(fds).to_bytes(4, "little"), 0) == (count, flags & socket.MSG_CTRUNC)
+        for fd in fds:
+            if with_all:
+                take(fd, next(sizes))
+            os.close(fd)
+        if not with_all or not 0 < len(fds) <= due:
+            raise ValueError("not as many handles as were said")
+        due, left = due - len(fds), left - len(fds)
+    return size
+
+
+def accept(peer):
+    peer.sendall(REPLY.pack(ACCEPTED, 0, 0, 0))
+
+
+def send(peer, device, sizes, export):
+    """Sends a buffer of those chunks, on the device with that UUID. `export` gives a file for the nth, to be closed."""
+    length, chunks = HEADER.size + 8 * len(sizes), len(sizes)
+    header = (MAGIC, VERSION, 0, length, FILE_DESCRIPTORS, ON_DEVICE, 0, device, bytes(16), 0, HOST, sum(sizes), chunks, 0)
+    peer.sendall(HEADER.pack(*header) + struct.pack(f"<{chunks}Q", *sizes))
+    due, sent, kind = UNASKED, 0, MORE
+    while kind == MORE:
+        fds = [export(nth) for nth in range(sent, min(sent + due, chunks))]
+        if fds:
+            socket.send_fds(peer, [len(fds).to_bytes(4, "little")], fds)
+        any(os.close(fd) for fd in fds)
+        sent += len(fds)
+        kind, _, due, detail = REPLY.unpack(peer.recv(REPLY.size, socket.MSG_WAITALL))
+    if kind != ACCEPTED:
+        raise ValueError(f"refused for reason {due} ({detail})")
