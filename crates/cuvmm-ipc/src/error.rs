@@ -1,6 +1,7 @@
 //! What sharing a buffer can fail with.
 
 use std::io;
+use std::path::PathBuf;
 
 use cuvmm_driver::Call;
 use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUresult};
@@ -184,6 +185,36 @@ pub enum Error {
         /// Which chunk.
         chunk: usize,
     },
+    /// A path that is longer than a socket's name may be.
+    #[error("a path of {length} bytes is no name for a socket: {limit} are the most")]
+    PathTooLong {
+        /// Its length, in bytes.
+        length: usize,
+        /// The most that there may be.
+        limit: usize,
+    },
+    /// Somebody listens there, or the path is that of a file which is not removed.
+    #[error("{} is in use", path.display())]
+    AddressInUse {
+        /// The path of the socket, or of its lock.
+        path: PathBuf,
+    },
+    /// The process at the other end is none that was allowed. The connection is closed.
+    #[error("process {pid} of user {uid} and group {gid} is not allowed")]
+    PeerDenied {
+        /// Its number when it connected; 0 where it can't be seen from here.
+        pid: u32,
+        /// Its effective user.
+        uid: u32,
+        /// Its effective group.
+        gid: u32,
+    },
+    /// This process was not started with a socket, or has taken it already.
+    #[error("no socket was inherited: {reason}")]
+    NotInherited {
+        /// What is not as it should be.
+        reason: &'static str,
+    },
     /// The driver refused a call, or the process was forked from the one that started it
     /// ([`Forked`](cuvmm_driver::Error::Forked)).
     #[error(transparent)]
@@ -262,6 +293,9 @@ impl Error {
                 Some(self.code().map_or((Refusal::OTHER, 0), |code| (Refusal::DRIVER, code.0)))
             }
             Self::NotExportable { .. } | Self::Imported { .. } => None,
+            // Before there is anybody to tell.
+            Self::PathTooLong { .. } | Self::AddressInUse { .. } | Self::PeerDenied { .. } => None,
+            Self::NotInherited { .. } => None,
         }
     }
 }
@@ -353,6 +387,16 @@ mod tests {
         check(
             Error::HiddenDevice { chunk: 2 },
             "the memory of chunk 2 is on a device that is not visible to this process",
+        );
+        check(
+            Error::PathTooLong { length: 120, limit: 107 },
+            "a path of 120 bytes is no name for a socket: 107 are the most",
+        );
+        check(Error::AddressInUse { path: "/run/weights".into() }, "/run/weights is in use");
+        check(Error::PeerDenied { pid: 7, uid: 8, gid: 9 }, "process 7 of user 8 and group 9 is not allowed");
+        check(
+            Error::NotInherited { reason: "CUVMM_SOCKET is not set" },
+            "no socket was inherited: CUVMM_SOCKET is not set",
         );
         check(Error::os("send handles")(io::Error::from_raw_os_error(24)), "failed to send handles");
         // What lower layers say is theirs to word.

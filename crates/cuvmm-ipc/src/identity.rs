@@ -84,7 +84,7 @@ impl ProcessBits {
     }
 }
 
-fn random_bits() -> io::Result<[u64; 2]> {
+pub(crate) fn random_bits() -> io::Result<[u64; 2]> {
     let mut source = File::open("/dev/urandom")?;
     let (mut low, mut high) = ([0; 8], [0; 8]);
     source.read_exact(&mut low)?;

@@ -1,9 +1,10 @@
 #![doc = include_str!("../README.md")]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("cuvmm supports 64-bit Linux alone");
 
+mod child;
 mod descriptor;
 mod error;
 mod export;
@@ -13,16 +14,20 @@ mod identity;
 mod import;
 #[cfg(doctest)]
 mod refused;
+mod socket;
 mod transport;
+mod wait;
 mod watch;
 pub mod wire;
 
+pub use child::{inherited_socket, spawn_with_socket};
 pub use descriptor::{BufferDescriptor, InvalidMetadata, Metadata};
 pub use error::Error;
 pub use export::export;
 pub use file_kind::FileKind;
 pub use identity::{BufferId, HostId, Location};
 pub use import::{import, import_from};
+pub use socket::{AllowedPeers, Listener, PeerIdentity, connect};
 pub use transport::{Limits, receive, receive_buffer, send, send_buffer};
 
 /// Descriptors may be sent between threads as well as between processes.

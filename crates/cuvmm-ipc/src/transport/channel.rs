@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::GetSockOpt;
 use nix::sys::socket::sockopt::GetBool;
@@ -26,6 +26,7 @@ use rustix::net::{
 
 use crate::error::Error;
 use crate::handles::Handles;
+use crate::wait::{time_left, until_ready};
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
 /// Room for as many handles as one message can have.
@@ -57,17 +58,7 @@ impl<'s> Channel<'s> {
     /// # Errors
     /// [`Error::NotUnixStream`]; [`Error::PassesPidfds`]; [`Error::Os`] for what is no socket.
     pub(super) fn new(socket: BorrowedFd<'s>, deadline: Instant) -> Result<Self, Error> {
-        let asked = Error::os("ask what kind of socket this is");
-        let asked_again = Error::os("ask which family the socket is of");
-        let kind = sockopt::socket_type(socket).map_err(asked)?;
-        let family = sockopt::socket_domain(socket).map_err(asked_again)?;
-        if kind != SocketType::STREAM || family != AddressFamily::UNIX {
-            return Err(Error::NotUnixStream);
-        }
-        // rustix leaves out what it does not know, and such a descriptor would stay open. Older kernels have none.
-        if PassPidfd.get(&socket) == Ok(true) {
-            return Err(Error::PassesPidfds);
-        }
+        require_unix_stream(socket)?;
         Ok(Self { socket, deadline })
     }
 
@@ -89,10 +80,10 @@ impl<'s> Channel<'s> {
                 Err(Errno::EAGAIN) => self.wait(PollFlags::POLLOUT | PollFlags::POLLIN, operation)?,
                 // Too many handles of this user are on their way; nothing tells when they arrive.
                 Err(errno @ Errno::ETOOMANYREFS) => {
-                    let time_left = self.time_left().ok_or_else(|| Error::os(operation)(errno))?;
+                    let time_left = time_left(self.deadline).ok_or_else(|| Error::os(operation)(errno))?;
                     let wait = in_flight_wait.min(time_left);
                     in_flight_wait = IN_FLIGHT_WAIT.1.min(in_flight_wait * 2);
-                    self.poll(PollFlags::POLLIN, wait)?
+                    until_ready(self.socket, PollFlags::POLLIN, wait)?
                 }
                 Err(errno) => return Err(failed(errno, operation)),
             };
@@ -188,27 +179,25 @@ impl<'s> Channel<'s> {
 
     /// Waits until the socket is ready, or has failed: then the call that waits says how.
     fn wait(&self, events: PollFlags, operation: &'static str) -> Result<PollFlags, Error> {
-        self.poll(events, self.time_left().ok_or(Error::Timeout { operation })?)
+        until_ready(self.socket, events, time_left(self.deadline).ok_or(Error::Timeout { operation })?)
     }
+}
 
-    /// What the socket is ready for; nothing once `time` is over.
-    fn poll(&self, events: PollFlags, time: Duration) -> Result<PollFlags, Error> {
-        // poll counts milliseconds: up, so that it never spins through the last one.
-        let milliseconds = time.as_micros().div_ceil(1000);
-        let timeout = i32::try_from(milliseconds).ok().and_then(|time| PollTimeout::try_from(time).ok());
-        let mut sockets = [PollFd::new(self.socket, events)];
-        match poll(&mut sockets, timeout.unwrap_or(PollTimeout::MAX)) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(Error::os("wait for a socket")(errno)),
-        }
-        let [socket] = sockets;
-        Ok(socket.revents().unwrap_or(PollFlags::empty()))
+/// # Errors
+/// [`Error::NotUnixStream`]; [`Error::PassesPidfds`]; [`Error::Os`] for what is no socket.
+pub(crate) fn require_unix_stream(socket: BorrowedFd<'_>) -> Result<(), Error> {
+    let asked = Error::os("ask what kind of socket this is");
+    let asked_again = Error::os("ask which family the socket is of");
+    let kind = sockopt::socket_type(socket).map_err(asked)?;
+    let family = sockopt::socket_domain(socket).map_err(asked_again)?;
+    if kind != SocketType::STREAM || family != AddressFamily::UNIX {
+        return Err(Error::NotUnixStream);
     }
-
-    /// None once the deadline has passed.
-    fn time_left(&self) -> Option<Duration> {
-        self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    // rustix leaves out what it does not know, and such a descriptor would stay open. Older kernels have none.
+    if PassPidfd.get(&socket) == Ok(true) {
+        return Err(Error::PassesPidfds);
     }
+    Ok(())
 }
 
 /// What a failed call says: that the peer is gone, or that the system refuses.

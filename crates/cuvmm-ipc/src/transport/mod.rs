@@ -7,6 +7,8 @@ mod outgoing;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
+pub(crate) use channel::require_unix_stream;
+
 use channel::Channel;
 use incoming::Incoming;
 use outgoing::Outgoing;

@@ -1,0 +1,131 @@
+//! What a listener has in the file system: [`Place`], [`Lock`].
+
+use std::ffi::OsString;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
+use rustix::fs::{FlockOperation, Mode, OFlags, chmod, flock, open};
+use rustix::io::Errno;
+
+use crate::error::Error;
+
+/// A file or an empty directory that is removed on drop, if it is still the same, and by the process that made it: not
+/// by one that was forked from that.
+pub(super) struct Place {
+    path: PathBuf,
+    metadata: Metadata,
+    process: u32,
+}
+
+impl Place {
+    /// Takes over what is at `path`, which this process has made.
+    pub(super) fn at(path: PathBuf) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(&path)?;
+        Ok(Self { path, metadata, process: cuvmm_driver::process_id() })
+    }
+
+    /// Makes a directory that nobody else may enter.
+    pub(super) fn private_directory(path: PathBuf) -> io::Result<Self> {
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Self::at(path)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it that mode, if a umask has taken some of it. Whatever else came to its path is left alone.
+    pub(super) fn set_mode(&self, mode: Mode) -> Result<(), Error> {
+        if self.metadata.mode() & 0o7777 == mode.as_raw_mode() {
+            return Ok(());
+        }
+        let operation = "change the mode of a socket";
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(open(&self.path, flags, Mode::empty()).map_err(Error::os(operation))?);
+        if !self.is(&file.metadata().map_err(Error::os(operation))?) {
+            return Err(Error::AddressInUse { path: self.path.clone() });
+        }
+        // A file that is open as a place alone takes no mode but by this name.
+        chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode).map_err(Error::os(operation))
+    }
+
+    /// Whether it is still what its path names.
+    fn is_there(&self) -> io::Result<bool> {
+        match fs::symlink_metadata(&self.path) {
+            Ok(found) => Ok(self.is(&found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is(&self, other: &Metadata) -> bool {
+        (self.metadata.dev(), self.metadata.ino()) == (other.dev(), other.ino())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.process != cuvmm_driver::process_id() {
+            return;
+        }
+        // Between the look and the removal only those could come that do not take the lock.
+        let removed = self.is_there().and_then(|is_there| match is_there {
+            true if self.metadata.is_dir() => fs::remove_dir(&self.path),
+            true => fs::remove_file(&self.path),
+            false => Ok(()),
+        });
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.path.display(), %error, "not removed");
+        }
+    }
+}
+
+/// The right to be at a path: an empty file beside it that is locked (`flock`) as long as this lives.
+///
+/// A socket file says not whether somebody is about to listen there, or about to remove it. So whoever would replace a
+/// stale one, or remove its own, has this first, and no two ever take each other's socket away. The kernel unlocks it when
+/// its holder dies, however that happens.
+pub(super) struct Lock {
+    /// Goes before the lock does: who waits for nothing but the lock must not get one that nobody else can see.
+    _place: Place,
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock of a socket's path.
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`] where somebody has it, or where the lock's path is that of another file; [`Error::Os`].
+    pub(super) fn of(socket: &Path) -> Result<Self, Error> {
+        let mut name = OsString::from(socket);
+        name.push(".lock");
+        let path = PathBuf::from(name);
+        let operation = "lock the path of a socket";
+        loop {
+            // Nothing is written to it, and nothing waits, whatever is there.
+            let flags = O_NOFOLLOW | O_NONBLOCK;
+            let opened =
+                OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(&path);
+            let file = opened.map_err(Error::os(operation))?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::INTR) => continue,
+                Err(Errno::WOULDBLOCK) => return Err(Error::AddressInUse { path: socket.to_owned() }),
+                Err(errno) => return Err(Error::os(operation)(errno)),
+            }
+            let metadata = file.metadata().map_err(Error::os(operation))?;
+            if !metadata.is_file() || metadata.len() > 0 {
+                return Err(Error::AddressInUse { path });
+            }
+            let place = Place { path: path.clone(), metadata, process: cuvmm_driver::process_id() };
+            if place.is_there().map_err(Error::os(operation))? {
+                return Ok(Self { _place: place, _file: file });
+            }
+            // Who had it before has removed it, and others may be locking the one that came after it.
+        }
+    }
+}
