@@ -347,7 +347,7 @@ fn the_importers_descriptor_stays_its_own(backend: &Backend) {
     let descriptor = export(&buffer).unwrap();
     let alias = import_from(&resource, &descriptor).unwrap();
     // Importing took none of the files, and closing them takes none of the memory.
-    let (_, files) = descriptor.into_parts();
+    let (_, files) = descriptor.into_parts().unwrap();
     for file in &files {
         nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_GETFD).unwrap();
     }

@@ -48,7 +48,7 @@ fn a_descriptor_of_the_other_device_is_refused_before_the_import(backend: &Backe
 fn memory_of_the_other_device_is_found_out_by_the_drivers_word(backend: &Backend) {
     let (here, there) = (shareable(&backend.device), shareable(&second(backend)));
     let buffer = there.allocate(G).unwrap();
-    let (mut metadata, files) = export(&buffer).unwrap().into_parts();
+    let (mut metadata, files) = export(&buffer).unwrap().into_parts().unwrap();
     metadata.location = Some(Location::Device { uuid: backend.device.uuid().unwrap() });
     let mark = backend.mark();
     let error = import(&here, BufferDescriptor::new(metadata, files).unwrap()).unwrap_err();

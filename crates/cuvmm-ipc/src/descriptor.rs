@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use cuvmm_driver::sys::{CUmemAllocationHandleType, CUuuid};
 
 use crate::error::Error;
-use crate::handles::Handles;
+use crate::handles::{HandleFd, Handles};
 use crate::identity::{BufferId, HostId, Location};
 
 /// What a descriptor says about a buffer: everything but the handles.
@@ -123,12 +123,12 @@ pub enum InvalidMetadata {
 /// ```
 /// use std::os::fd::OwnedFd;
 ///
-/// use cuvmm_ipc::{BufferDescriptor, Metadata};
+/// use cuvmm_ipc::BufferDescriptor;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let handles: Vec<OwnedFd> = vec![std::fs::File::open("/dev/null")?.into()];
-/// // Handles that came by whatever way, and what was told with them.
-/// let descriptor = BufferDescriptor::new(Metadata::new(vec![2 << 20]), handles)?;
+/// // Handles that came by whatever way, and the sizes that were told with them.
+/// let descriptor = BufferDescriptor::from_fds(handles, &[2 << 20], None)?;
 /// assert_eq!(descriptor.size(), 2 << 20);
 /// assert_eq!(descriptor.device_uuid(), None, "not told, and so not compared");
 /// # Ok(())
@@ -142,6 +142,46 @@ pub struct BufferDescriptor {
 }
 
 impl BufferDescriptor {
+    /// The descriptor of handles to the chunks of those sizes, in address order. `size` is the buffer's, and may be any
+    /// from 1 to their sum, 0 where there are none; not given, it is the sum.
+    ///
+    /// Of each handle its owner says by its type what becomes of it: an [`OwnedFd`] is taken, a
+    /// [`BorrowedFd`] duplicated (closed on exec), and an `Arc<OwnedFd>` shared until its last holder goes.
+    ///
+    /// What else a descriptor may tell, this one does not: it is `None`, and not compared when it is imported. So it is
+    /// the importer's word that says which device the memory is on, until the driver's does.
+    ///
+    /// ```
+    /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+    /// # let other_library = cuvmm_ipc::export(&resource.allocate(4 << 20)?)?;
+    /// use cuvmm_ipc::BufferDescriptor;
+    ///
+    /// // Of 4 MiB that another library exported, and whose descriptor stays its own, 3 MiB are the buffer.
+    /// let descriptor = BufferDescriptor::from_fds(other_library.fds(), &[4 << 20], Some(3 << 20))?;
+    /// let buffer = cuvmm_ipc::import(&resource, descriptor)?;
+    /// assert_eq!(buffer.size(), 3 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Os`] with `EBADF` for a number that is no open file, which is then nobody's to close, and with what the
+    /// system said where a handle could not be duplicated; [`Error::OpenFiles`] where no open file was left for that;
+    /// and those of [`new`](Self::new). What was taken is closed then, and so is what was duplicated.
+    pub fn from_fds<'f>(
+        fds: impl IntoIterator<Item: Into<HandleFd<'f>>>,
+        sizes: &[usize],
+        size: Option<usize>,
+    ) -> Result<Self, Error> {
+        let told = Metadata::new(sizes.to_vec());
+        let metadata = Metadata { size: size.unwrap_or(told.size), ..told };
+        Self::with_handles(metadata, Handles::take(fds)?)
+    }
+
     /// The descriptor of those parts, which need not come from an export: a transport of one's own ends here.
     ///
     /// What the handles are is looked at when they are imported.
@@ -212,18 +252,44 @@ impl BufferDescriptor {
     /// A second descriptor of the same buffer, with handles of its own.
     ///
     /// # Errors
-    /// [`Error::Os`], as at the limit of open files. What was duplicated is closed then.
+    /// [`Error::OpenFiles`] at the limit of open files, [`Error::Os`]. What was duplicated is closed then.
     pub fn try_clone(&self) -> Result<Self, Error> {
-        let mut handles = Handles::default();
-        for handle in self.fds() {
-            handles.extend([handle.try_clone_to_owned().map_err(Error::os("duplicate a handle"))?]);
-        }
-        Ok(Self { metadata: self.metadata.clone(), handles })
+        Ok(Self { metadata: self.metadata.clone(), handles: self.handles.try_clone()? })
     }
 
-    /// The two parts, for a transport of one's own.
-    pub fn into_parts(self) -> (Metadata, Vec<OwnedFd>) {
-        (self.metadata, self.handles.into_files())
+    /// The two parts, for a transport of one's own. A handle that others [share](HandleFd::Shared) is duplicated.
+    ///
+    /// # Errors
+    /// As [`try_clone`](Self::try_clone), where a handle is shared. The descriptor is gone then.
+    pub fn into_parts(self) -> Result<(Metadata, Vec<OwnedFd>), Error> {
+        Ok((self.metadata, self.handles.into_owned()?))
+    }
+
+    /// What it says, and its handles as they are.
+    pub(crate) fn into_handles(self) -> (Metadata, Handles) {
+        (self.metadata, self.handles)
+    }
+
+    /// Closes the handles, as dropping it does, and ends its hold on the memory. What others share stays open for them.
+    ///
+    /// ```
+    /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::default());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+    /// let buffer = resource.allocate(2 << 20)?;
+    /// let descriptor = cuvmm_ipc::export(&buffer)?;
+    /// buffer.close()?;
+    /// // The descriptor has kept the memory.
+    /// let again = cuvmm_ipc::import_from(&resource, &descriptor)?;
+    /// descriptor.close();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn close(self) {
+        drop(self);
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use cuvmm_driver::Call;
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUresult};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUresult, CUuuid};
 
 use crate::descriptor::InvalidMetadata;
 use crate::file_kind::FileKind;
@@ -80,16 +80,25 @@ pub enum Error {
         /// How many arrived at least.
         received: usize,
     },
-    /// The kernel could not hand over all the handles that were sent, most often because the process has too many
-    /// open files. Those that arrived are closed.
-    #[error("only {received} of {announced} handles could be taken over, under a limit of {limit} open files")]
+    /// The kernel did not hand over all the handles that were sent, though open files were left: most often because a
+    /// security policy forbids one. Those that arrived are closed.
+    #[error("only {received} of {announced} handles were handed over")]
     TruncatedHandles {
         /// How many were due in all.
         announced: usize,
         /// How many were taken over.
         received: usize,
-        /// The soft limit of open files.
+    },
+    /// No open file was left for the handles.
+    #[error(
+        "{needed} handles are as many open files, which a limit of {limit} leaves no room for: raise it, or move the \
+         buffer with send_buffer and receive_buffer, which need few at once"
+    )]
+    OpenFiles {
+        /// The soft limit of open files (`RLIMIT_NOFILE`).
         limit: u64,
+        /// How many handles there were to be.
+        needed: usize,
     },
     /// The sender gave up before it sent all handles.
     #[error("the sender gave up after {sent} of {chunks} handles")]
@@ -140,8 +149,8 @@ pub enum Error {
         /// The descriptor's.
         theirs: CUmemAllocationHandleType,
     },
-    /// The descriptor's memory is not where the resource's is.
-    #[error("the memory is on {theirs}, and the resource's is on {ours}")]
+    /// The descriptor's memory is not where the resource's is, and a resource that is there can be made.
+    #[error("the memory is on {theirs}, and the resource's is on {ours}: import it by a resource of {theirs}")]
     WrongLocation {
         /// Where the resource's memory is.
         ours: Location,
@@ -179,11 +188,15 @@ pub enum Error {
         /// Where the resource's memory is.
         expected: CUmemLocation,
     },
-    /// The imported memory lives on a device that this process does not see.
-    #[error("the memory of chunk {chunk} is on a device that is not visible to this process")]
+    /// The memory lives on a device that this process does not see.
+    #[error(
+        "the memory is on {}, which is not visible to this process: make it visible (CUDA_VISIBLE_DEVICES), or import \
+         with Importer::allow_hidden_device",
+        device(*uuid)
+    )]
     HiddenDevice {
-        /// Which chunk.
-        chunk: usize,
+        /// The device, where the descriptor told.
+        uuid: Option<CUuuid>,
     },
     /// A path that is longer than a socket's name may be.
     #[error("a path of {length} bytes is no name for a socket: {limit} are the most")]
@@ -282,7 +295,8 @@ impl Error {
             Self::WrongLocation { .. } | Self::OtherMemory { .. } | Self::HiddenDevice { .. } => {
                 plain(Refusal::LOCATION)
             }
-            Self::TruncatedHandles { .. } => plain(Refusal::OPEN_FILES),
+            Self::OpenFiles { .. } => plain(Refusal::OPEN_FILES),
+            Self::TruncatedHandles { .. } => plain(Refusal::HANDLES),
             Self::Os { source, .. } if matches!(errno(source), Some(EMFILE | ENFILE)) => plain(Refusal::OPEN_FILES),
             Self::Os { source, .. } => Some((Refusal::OTHER, errno(source).unwrap_or(0))),
             // So the driver says that no descriptor is left: an import opens one of its own.
@@ -304,6 +318,10 @@ const IMPORT: Call = Call::cuMemImportFromShareableHandle;
 /// Too many open files: of this process, and of the system.
 const EMFILE: u32 = 24;
 const ENFILE: u32 = 23;
+
+fn device(uuid: Option<CUuuid>) -> String {
+    uuid.map_or_else(|| "a device".to_owned(), |uuid| format!("device {uuid}"))
+}
 
 fn handles_are(expected: Option<FileKind>) -> String {
     expected.map_or_else(
@@ -339,9 +357,11 @@ mod tests {
         check(Error::Closed { operation }, "the peer closed its end before we could receive a header");
         check(Error::Wire(WireError::Reply { found: 9 }), "what the peer sent is no message of the protocol");
         check(Error::UnexpectedHandles { announced: 4, received: 6 }, "6 handles arrived where 4 were due");
+        check(Error::TruncatedHandles { announced: 300, received: 40 }, "only 40 of 300 handles were handed over");
         check(
-            Error::TruncatedHandles { announced: 300, received: 40, limit: 64 },
-            "only 40 of 300 handles could be taken over, under a limit of 64 open files",
+            Error::OpenFiles { limit: 64, needed: 300 },
+            "300 handles are as many open files, which a limit of 64 leaves no room for: raise it, or move the buffer \
+             with send_buffer and receive_buffer, which need few at once",
         );
         check(Error::Abandoned { sent: 1, chunks: 3 }, "the sender gave up after 1 of 3 handles");
         check(Error::Refused { reason: Refusal::DRIVER, detail: 801 }, "the receiver refused: driver failed (801)");
@@ -364,7 +384,10 @@ mod tests {
         let uuid = CUuuid::default();
         check(
             Error::WrongLocation { ours: Location::HostNuma { node: 1 }, theirs: Location::Device { uuid } },
-            &format!("the memory is on device {uuid}, and the resource's is on NUMA node 1 of the host"),
+            &format!(
+                "the memory is on device {uuid}, and the resource's is on NUMA node 1 of the host: import it by a \
+                 resource of device {uuid}"
+            ),
         );
         check(
             Error::ChunkSize { chunk: 1, bytes: 4096, granularity: 65536 },
@@ -385,9 +408,11 @@ mod tests {
         let none = CUmemLocation::default();
         check(other(none, device), "chunk 0 is memory of location 0 of type 0, not of device 1");
         check(
-            Error::HiddenDevice { chunk: 2 },
-            "the memory of chunk 2 is on a device that is not visible to this process",
+            Error::HiddenDevice { uuid: None },
+            "the memory is on a device, which is not visible to this process: make it visible (CUDA_VISIBLE_DEVICES), \
+             or import with Importer::allow_hidden_device",
         );
+        assert!(Error::HiddenDevice { uuid: Some(uuid) }.to_string().contains(&format!("is on device {uuid}, which")));
         check(
             Error::PathTooLong { length: 120, limit: 107 },
             "a path of 120 bytes is no name for a socket: 107 are the most",
@@ -422,6 +447,7 @@ mod tests {
         check(failed(IMPORT, CUresult::OPERATING_SYSTEM), (Refusal::OPEN_FILES, 0));
         check(failed(IMPORT, CUresult::UNKNOWN), (Refusal::DRIVER, 999));
         check(failed(Call::cuMemMap, CUresult::OPERATING_SYSTEM), (Refusal::DRIVER, 304));
+        check(Error::OpenFiles { limit: 64, needed: 65 }, (Refusal::OPEN_FILES, 0));
         check(Error::ChunkSize { chunk: 0, bytes: 1, granularity: 2 }, (Refusal::CHUNK_SIZE, 0));
     }
 

@@ -1,6 +1,6 @@
 //! [`export`]: a buffer's memory as handles that another process can import.
 
-use std::os::fd::OwnedFd;
+use std::ops::Range;
 
 use cuvmm_driver::sys::CUmemAllocationHandleType;
 use cuvmm_handles::Mapping;
@@ -8,7 +8,9 @@ use cuvmm_resource::VirtualMemoryBuffer;
 
 use crate::descriptor::{BufferDescriptor, Metadata};
 use crate::error::Error;
+use crate::handles::Handles;
 use crate::identity::{BufferId, HostId, Location};
+use crate::open_files;
 use crate::watch;
 
 /// Exports a buffer: one handle for each chunk that covers its size, in address order.
@@ -33,15 +35,15 @@ use crate::watch;
 ///
 /// # Errors
 /// [`Error::NotExportable`] for a buffer of a resource that was not made for it, [`Error::Imported`] for one with
-/// memory of another process in it, [`Forked`](cuvmm_driver::Error::Forked), all before any call; what the driver answers.
-/// What was exported before a failure is closed.
+/// memory of another process in it, [`Forked`](cuvmm_driver::Error::Forked), all before any call; [`Error::OpenFiles`] for
+/// one of more chunks than open files are left, which [`send_buffer`](crate::send_buffer) needs few of; what the driver
+/// answers. What was exported before a failure is closed.
 #[doc(alias = "cuMemExportToShareableHandle")]
 pub fn export(buffer: &VirtualMemoryBuffer) -> Result<BufferDescriptor, Error> {
     watch::export(buffer, || {
         let export = Export::of(buffer)?;
-        let metadata = export.metadata()?;
-        let handles = (0..export.chunks()).map(|chunk| export.handle(chunk)).collect::<Result<_, _>>()?;
-        BufferDescriptor::new(metadata, handles)
+        open_files::require(export.chunks())?;
+        BufferDescriptor::with_handles(export.metadata()?, export.handles(0..export.chunks())?)
     })
 }
 
@@ -86,9 +88,11 @@ impl<'b> Export<'b> {
         })
     }
 
-    /// Exports one chunk.
-    pub(crate) fn handle(&self, chunk: usize) -> Result<OwnedFd, Error> {
-        let mapping = self.mappings.get(chunk).ok_or(Error::HandleCount { handles: chunk, chunks: self.chunks() })?;
-        Ok(mapping.allocation().export_posix_fd()?)
+    /// Exports those chunks, or none: what was exported before a failure is closed.
+    pub(crate) fn handles(&self, chunks: Range<usize>) -> Result<Handles, Error> {
+        let mappings = self.mappings.get(chunks).unwrap_or_default();
+        let export = |mapping: &&Mapping| mapping.allocation().export_posix_fd();
+        let explained = |error: cuvmm_handles::Error| open_files::explain(error.into(), mappings.len());
+        mappings.iter().map(|mapping| export(mapping).map_err(explained)).collect()
     }
 }

@@ -1,25 +1,131 @@
 //! [`Handles`]: open files from a peer, until it is known what they are.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use rustix::io::fcntl_getfd;
 use rustix::net::sockopt::set_socket_linger;
 
+use crate::error::Error;
 use crate::file_kind::FileKind;
+use crate::open_files;
 
 /// How long the caller waits for files to be closed that may take long: most don't, and are closed when it goes on.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// An open file that a descriptor is to have as a handle, in whichever way its owner gives it.
+///
+/// ```
+/// use std::os::fd::{AsFd, OwnedFd};
+/// use std::sync::Arc;
+///
+/// use cuvmm_ipc::{BufferDescriptor, HandleFd};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let file = || std::fs::File::open("/dev/null").map(OwnedFd::from);
+/// let (mine, shared) = (file()?, Arc::new(file()?));
+/// let handles = [HandleFd::from(mine.as_fd()), HandleFd::from(Arc::clone(&shared)), HandleFd::from(file()?)];
+/// let descriptor = BufferDescriptor::from_fds(handles, &[2 << 20; 3], None)?;
+/// drop(mine); // the descriptor has a duplicate
+/// drop(shared); // and a share
+/// assert_eq!(descriptor.fds().len(), 3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub enum HandleFd<'f> {
+    /// Taken: the descriptor closes it.
+    Owned(OwnedFd),
+    /// Shared: its last holder closes it.
+    Shared(Arc<OwnedFd>),
+    /// Duplicated, closed on exec: it stays its owner's.
+    Borrowed(BorrowedFd<'f>),
+}
+
+impl From<OwnedFd> for HandleFd<'_> {
+    fn from(file: OwnedFd) -> Self {
+        Self::Owned(file)
+    }
+}
+
+impl From<Arc<OwnedFd>> for HandleFd<'_> {
+    fn from(file: Arc<OwnedFd>) -> Self {
+        Self::Shared(file)
+    }
+}
+
+impl<'f> From<BorrowedFd<'f>> for HandleFd<'f> {
+    fn from(file: BorrowedFd<'f>) -> Self {
+        Self::Borrowed(file)
+    }
+}
+
+impl HandleFd<'_> {
+    /// The file, if its number is one of an open file. It need not be: numbers come from other languages, too.
+    fn open(self) -> Result<Arc<OwnedFd>, Error> {
+        let asked = fcntl_getfd(match &self {
+            Self::Owned(file) => file.as_fd(),
+            Self::Shared(file) => file.as_fd(),
+            Self::Borrowed(file) => *file,
+        });
+        match (asked, self) {
+            (Ok(_), Self::Owned(file)) => Ok(Arc::new(file)),
+            (Ok(_), Self::Shared(file)) => Ok(file),
+            (Ok(_), Self::Borrowed(file)) => duplicate(file).map(Arc::new),
+            (Err(error), bad) => {
+                // Nothing is to be closed here; by now the number may be somebody's.
+                let last = match bad {
+                    Self::Owned(file) => Some(file),
+                    Self::Shared(file) => Arc::into_inner(file),
+                    Self::Borrowed(_) => None,
+                };
+                let _ = last.map(OwnedFd::into_raw_fd);
+                Err(Error::os("use a handle")(error))
+            }
+        }
+    }
+}
+
+/// A second descriptor of the same file, closed on exec.
+pub(crate) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
+    file.try_clone_to_owned().map_err(Error::os("duplicate a handle"))
+}
 
 /// Files that came as handles and may be anything: also such that closing one takes as long as a peer likes. A socket
 /// with unsent data waits for its linger time, a file of a user's own file system for that user's answer.
 ///
 /// So what can't be a handle to memory is closed by another thread: nobody is held up by what somebody sent.
 #[derive(Debug, Default)]
-pub(crate) struct Handles(Vec<OwnedFd>);
+pub(crate) struct Handles(Vec<Arc<OwnedFd>>);
 
 impl Handles {
+    /// Takes the files over, or none: what was taken or duplicated is closed then.
+    pub(crate) fn take<'f>(files: impl IntoIterator<Item: Into<HandleFd<'f>>>) -> Result<Self, Error> {
+        let mut handles = Self::default();
+        let mut failed = None;
+        let mut needed = 0;
+        for file in files {
+            needed += 1;
+            match file.into() {
+                HandleFd::Borrowed(_) if failed.is_some() => {}
+                // Also after a failure: what is owned but not open must not be closed.
+                file => match file.open() {
+                    Ok(file) => handles.0.push(file),
+                    Err(error) => failed = failed.or(Some(open_files::explain(error, needed))),
+                },
+            }
+        }
+        failed.map_or(Ok(handles), Err)
+    }
+
+    /// Duplicates of all.
+    pub(crate) fn try_clone(&self) -> Result<Self, Error> {
+        let duplicate = |file| duplicate(file).map_err(|error| open_files::explain(error, self.len()));
+        self.as_fds().map(duplicate).collect()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -28,27 +134,51 @@ impl Handles {
         self.0.iter().map(AsFd::as_fd)
     }
 
+    /// Moves all of `others` behind these.
+    pub(crate) fn append(&mut self, others: &mut Self) {
+        self.0.append(&mut others.0);
+    }
+
     /// The files, for who knows what they are.
-    pub(crate) fn into_files(mut self) -> Vec<OwnedFd> {
+    pub(crate) fn into_files(mut self) -> Vec<Arc<OwnedFd>> {
         std::mem::take(&mut self.0)
+    }
+
+    /// The files, for who wants to own them: what others share is duplicated.
+    pub(crate) fn into_owned(mut self) -> Result<Vec<OwnedFd>, Error> {
+        let needed = self.len();
+        for file in &mut self.0 {
+            if Arc::get_mut(file).is_none() {
+                let own = duplicate(file.as_fd()).map_err(|error| open_files::explain(error, needed))?;
+                *file = Arc::new(own);
+            }
+        }
+        Ok(self.into_files().into_iter().filter_map(Arc::into_inner).collect())
     }
 }
 
 impl From<Vec<OwnedFd>> for Handles {
     fn from(files: Vec<OwnedFd>) -> Self {
-        Self(files)
+        files.into_iter().collect()
+    }
+}
+
+impl FromIterator<OwnedFd> for Handles {
+    fn from_iter<I: IntoIterator<Item = OwnedFd>>(files: I) -> Self {
+        Self(files.into_iter().map(Arc::new).collect())
     }
 }
 
 impl Extend<OwnedFd> for Handles {
     fn extend<I: IntoIterator<Item = OwnedFd>>(&mut self, files: I) {
-        self.0.extend(files);
+        self.0.extend(files.into_iter().map(Arc::new));
     }
 }
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        let others: Vec<_> = self.0.drain(..).filter(|file| !FileKind::closes_at_once(file.as_fd())).collect();
+        let last = self.0.drain(..).filter_map(Arc::into_inner);
+        let others: Vec<_> = last.filter(|file| !FileKind::closes_at_once(file.as_fd())).collect();
         if others.is_empty() {
             return;
         }

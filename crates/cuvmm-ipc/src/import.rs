@@ -2,18 +2,19 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUmemLocationType};
 use cuvmm_handles::{Allocation, GranularSize};
-use cuvmm_resource::{VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_resource::{Release, VirtualMemoryBuffer, VirtualMemoryResource};
 
 use crate::descriptor::{BufferDescriptor, Metadata};
 use crate::error::Error;
 use crate::file_kind::FileKind;
+use crate::handles::duplicate;
 use crate::identity::{HostId, Location};
 use crate::watch;
 
-/// What the driver answers as the device of memory whose device this process does not see.
-const HIDDEN_DEVICE: i32 = -2;
+/// What the driver says of memory whose device this process does not see.
+const HIDDEN: CUmemLocation = CUmemLocation::device(-2);
 
 /// Imports a descriptor: maps its chunks one behind the other, with the resource's own access and alignment, in a range
 /// that is exactly their sum. Each handle is closed as soon as its chunk is imported; the mapping keeps the memory.
@@ -44,21 +45,13 @@ const HIDDEN_DEVICE: i32 = -2;
 /// ```
 ///
 /// # Errors
-/// [`Error::WrongHandleKind`], [`Error::WrongHost`], [`Error::WrongLocation`], [`Error::ChunkSize`],
-/// [`Error::WrongFile`], [`Forked`](cuvmm_driver::Error::Forked) before the memory is asked for; [`Error::OtherMemory`],
-/// [`Error::HiddenDevice`]; what the driver answers. Nothing is left behind, and the handles are closed.
+/// [`Error::WrongHandleKind`], [`Error::WrongHost`], [`Error::WrongLocation`], [`Error::HiddenDevice`],
+/// [`Error::ChunkSize`], [`Error::WrongFile`], [`Forked`](cuvmm_driver::Error::Forked) before the memory is asked for;
+/// [`Error::OtherMemory`], [`Error::HiddenDevice`] by the driver's own word; what the driver answers. Nothing is left
+/// behind, and the handles are closed.
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import(resource: &VirtualMemoryResource, descriptor: BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
-    watch::import(watch::import_span(resource, Some(descriptor.metadata()))?, || {
-        check(resource, descriptor.metadata())?;
-        FileKind::check(resource.device(), descriptor.fds().enumerate())?;
-        let (metadata, handles) = descriptor.into_parts();
-        let mut handles = handles.into_iter();
-        resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
-            let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
-            import_chunk(resource, chunk, handle.as_fd(), size)
-        })
-    })
+    Importer::new(resource).import(descriptor)
 }
 
 /// As [`import`], from a descriptor that stays: to be imported again, or forwarded.
@@ -84,68 +77,206 @@ pub fn import_from(
     resource: &VirtualMemoryResource,
     descriptor: &BufferDescriptor,
 ) -> Result<VirtualMemoryBuffer, Error> {
-    watch::import(watch::import_span(resource, Some(descriptor.metadata()))?, || {
-        check(resource, descriptor.metadata())?;
-        FileKind::check(resource.device(), descriptor.fds().enumerate())?;
-        let mut handles = descriptor.fds();
-        let chunks = descriptor.sizes().len();
-        resource.map_chunks(descriptor.sizes(), descriptor.size(), |chunk, size| {
-            let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks })?;
-            import_chunk(resource, chunk, handle, size)
-        })
-    })
+    Importer::new(resource).import_from(descriptor)
 }
 
-/// Refuses metadata that `resource` can't import. The only call is the one that asks for the device's UUID, once.
-pub(crate) fn check(resource: &VirtualMemoryResource, metadata: &Metadata) -> Result<(), Error> {
-    let ours = resource.handle_kind().as_driver();
-    let posix = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
-    if metadata.handle_kind != posix || !ours.contains(posix) {
-        return Err(Error::WrongHandleKind { ours, theirs: metadata.handle_kind });
+/// How a resource imports buffers: [`import`](crate::import()), [`import_from`] and
+/// [`receive_buffer`](crate::receive_buffer), with what those leave at its default.
+///
+/// ```
+/// # use cuvmm_resource::{HandleKind, Options, Release, StreamRef, VirtualMemoryResource};
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+/// # let descriptor = cuvmm_ipc::export(&resource.allocate(2 << 20)?)?;
+/// let stream = StreamRef::create(&device)?;
+/// let importer = cuvmm_ipc::Importer::new(&resource).release(Release::Stream(stream));
+/// let buffer = importer.import(descriptor)?;
+/// assert!(matches!(buffer.released_after(), Release::Stream(_)));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Importer<'r> {
+    resource: &'r VirtualMemoryResource,
+    release: Option<Release>,
+    allows_hidden: bool,
+}
+
+impl<'r> Importer<'r> {
+    /// By that resource, and as it says.
+    pub fn new(resource: &'r VirtualMemoryResource) -> Self {
+        Self { resource, release: None, allows_hidden: false }
     }
-    if let Some((ours, theirs)) = HostId::differ(HostId::current(), metadata.host) {
-        return Err(Error::WrongHost { ours, theirs });
+
+    /// What the imported buffers wait for when they close or drop; what the resource says unless this is called.
+    #[must_use]
+    pub fn release(self, release: Release) -> Self {
+        Self { release: Some(release), ..self }
     }
-    metadata.check()?;
-    let granularity = resource.minimum_granularity();
-    for (chunk, &bytes) in metadata.sizes.iter().enumerate() {
-        let granularity_bytes = granularity.bytes();
-        granularity.exact(bytes).map_err(|_| Error::ChunkSize { chunk, bytes, granularity: granularity_bytes })?;
+
+    /// Imports memory of a device that is not visible to this process, too, where the resource's is a device's: some
+    /// hardware lets a device that is visible use it as a peer's. Where it doesn't, the driver refuses the import.
+    ///
+    /// The UUID that the descriptor tells is then nobody's here to compare: what the driver says of the memory must
+    /// be that its device is hidden. Memory of another device that *is* visible is refused all the same.
+    ///
+    /// ```
+    /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+    /// # use cuvmm_sim::{Machine, Preset, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pair = Machine::h200_pair();
+    /// # let exporter = Simulator::new(pair.clone()).driver()?.device(1)?;
+    /// # let exporter = VirtualMemoryResource::new(&exporter, Options::new().handle_kind(HandleKind::PosixFd))?;
+    /// # let descriptor = cuvmm_ipc::export(&exporter.allocate(2 << 20)?)?;
+    /// # let device = Simulator::new(pair.visible(&[0]).preset(Preset::Measured)).driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+    /// use cuvmm_ipc::{Error, Importer};
+    ///
+    /// // Memory of the second GPU, in a process that was started with CUDA_VISIBLE_DEVICES=0.
+    /// let refused = Importer::new(&resource).import_from(&descriptor);
+    /// assert!(matches!(refused, Err(Error::HiddenDevice { .. })));
+    /// let buffer = Importer::new(&resource).allow_hidden_device().import_from(&descriptor)?;
+    /// buffer.copy_from_host(0, b"over the link")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn allow_hidden_device(self) -> Self {
+        Self { allows_hidden: true, ..self }
     }
-    if let Some(theirs) = metadata.location {
+
+    /// Imports a descriptor, as [`import`](crate::import()) does.
+    ///
+    /// # Errors
+    /// As [`import`](crate::import()); [`DifferentDrivers`](cuvmm_driver::Error::DifferentDrivers) for a release stream of
+    /// another driver, before any call.
+    pub fn import(&self, descriptor: BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
+        watch::import(watch::import_span(self.resource, Some(descriptor.metadata()))?, || {
+            let admitted = self.admit(descriptor.metadata())?;
+            admitted.check_files(descriptor.fds().enumerate())?;
+            let (metadata, handles) = descriptor.into_handles();
+            let mut handles = handles.into_files().into_iter();
+            admitted.map(&metadata, |_| Ok(handles.next()))
+        })
+    }
+
+    /// As [`import`](Self::import), from a descriptor that stays, as [`import_from`](crate::import_from()) does.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import); the handles stay open.
+    pub fn import_from(&self, descriptor: &BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
+        watch::import(watch::import_span(self.resource, Some(descriptor.metadata()))?, || {
+            let admitted = self.admit(descriptor.metadata())?;
+            admitted.check_files(descriptor.fds().enumerate())?;
+            let mut handles = descriptor.fds();
+            admitted.map(descriptor.metadata(), |_| Ok(handles.next()))
+        })
+    }
+
+    pub(crate) fn resource(&self) -> &'r VirtualMemoryResource {
+        self.resource
+    }
+
+    /// Refuses metadata that can't be imported. The only calls are those that ask for UUIDs, once a device.
+    pub(crate) fn admit(&self, metadata: &Metadata) -> Result<Admitted<'_>, Error> {
+        let resource = self.resource;
+        let driver = resource.device().driver();
+        if let Some(Release::Stream(stream)) = &self.release {
+            driver.require_same(stream.driver())?;
+        }
+        let ours = resource.handle_kind().as_driver();
+        let posix = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+        if metadata.handle_kind != posix || !ours.contains(posix) {
+            return Err(Error::WrongHandleKind { ours, theirs: metadata.handle_kind });
+        }
+        if let Some((ours, theirs)) = HostId::differ(HostId::current(), metadata.host) {
+            return Err(Error::WrongHost { ours, theirs });
+        }
+        metadata.check()?;
+        let granularity = resource.minimum_granularity();
+        for (chunk, &bytes) in metadata.sizes.iter().enumerate() {
+            let granularity_bytes = granularity.bytes();
+            granularity.exact(bytes).map_err(|_| Error::ChunkSize { chunk, bytes, granularity: granularity_bytes })?;
+        }
+        let (expected, or_hidden) = self.expected(metadata.location)?;
+        Ok(Admitted { importer: self, expected, or_hidden })
+    }
+
+    /// What the driver must say of memory that is where the descriptor told, and whether it may say instead that its
+    /// device is hidden.
+    fn expected(&self, told: Option<Location>) -> Result<(CUmemLocation, bool), Error> {
+        let resource = self.resource;
+        let own = match resource.location() {
+            cuvmm_resource::Location::HostNuma(node) => CUmemLocation::host_numa(node),
+            _ => resource.device().location(),
+        };
+        let is_device = own.location_type == CUmemLocationType::DEVICE;
+        let allows_hidden = self.allows_hidden && is_device;
+        let Some(theirs) = told else { return Ok((own, allows_hidden)) };
         let ours = Location::of(resource)?;
-        if theirs != ours {
+        if theirs == ours {
+            return Ok((own, false));
+        }
+        let Location::Device { uuid } = theirs else { return Err(Error::WrongLocation { ours, theirs }) };
+        if !is_device || resource.device().driver().device_by_uuid(uuid)?.is_some() {
             return Err(Error::WrongLocation { ours, theirs });
         }
+        if allows_hidden { Ok((HIDDEN, false)) } else { Err(Error::HiddenDevice { uuid: Some(uuid) }) }
     }
-    Ok(())
 }
 
-/// Imports one chunk from a handle that is a file of the right kind, and compares what the driver says of it.
-pub(crate) fn import_chunk(
-    resource: &VirtualMemoryResource,
-    chunk: usize,
-    handle: BorrowedFd<'_>,
-    size: GranularSize,
-) -> Result<Allocation, Error> {
-    let driver = resource.device().driver();
-    let allocation = if handle.as_raw_fd() == 0 {
-        // The driver takes 0 for a null pointer. A duplicate has another number.
-        let duplicate = handle.try_clone_to_owned().map_err(Error::os("duplicate a handle"))?;
-        Allocation::import_posix_fd(driver, duplicate.as_fd(), size)?
-    } else {
-        Allocation::import_posix_fd(driver, handle, size)?
-    };
-    let found = allocation.properties()?.location;
-    let expected = match resource.location() {
-        cuvmm_resource::Location::HostNuma(node) => CUmemLocation::host_numa(node),
-        _ => resource.device().location(),
-    };
-    if found == expected {
-        Ok(allocation)
-    } else if found == CUmemLocation::device(HIDDEN_DEVICE) {
-        Err(Error::HiddenDevice { chunk })
-    } else {
-        Err(Error::OtherMemory { chunk, found, expected })
+/// Metadata that were found to be acceptable: the importer's, and what is due to be found of the memory.
+pub(crate) struct Admitted<'i> {
+    importer: &'i Importer<'i>,
+    expected: CUmemLocation,
+    or_hidden: bool,
+}
+
+impl Admitted<'_> {
+    /// Refuses what can't be handles of this driver.
+    pub(crate) fn check_files<'a>(
+        &self,
+        handles: impl ExactSizeIterator<Item = (usize, BorrowedFd<'a>)>,
+    ) -> Result<(), Error> {
+        FileKind::check(self.importer.resource.device(), handles)
+    }
+
+    /// Maps the chunks whose handles, checked ones, `next` gives in turn. Each handle is let go of when its chunk is
+    /// imported.
+    pub(crate) fn map<F: AsFd>(
+        &self,
+        metadata: &Metadata,
+        mut next: impl FnMut(usize) -> Result<Option<F>, Error>,
+    ) -> Result<VirtualMemoryBuffer, Error> {
+        let buffer = self.importer.resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
+            let chunks = metadata.sizes.len();
+            let handle = next(chunk)?.ok_or(Error::HandleCount { handles: chunk, chunks })?;
+            self.import_chunk(chunk, handle.as_fd(), size)
+        })?;
+        if let Some(release) = &self.importer.release {
+            buffer.set_release(release.clone())?;
+        }
+        Ok(buffer)
+    }
+
+    /// Imports one chunk, and compares what the driver says of it.
+    fn import_chunk(&self, chunk: usize, handle: BorrowedFd<'_>, size: GranularSize) -> Result<Allocation, Error> {
+        let driver = self.importer.resource.device().driver();
+        let allocation = if handle.as_raw_fd() == 0 {
+            // The driver takes 0 for a null pointer. A duplicate has another number.
+            Allocation::import_posix_fd(driver, duplicate(handle)?.as_fd(), size)?
+        } else {
+            Allocation::import_posix_fd(driver, handle, size)?
+        };
+        let (found, expected) = (allocation.properties()?.location, self.expected);
+        if found == expected || (found == HIDDEN && self.or_hidden) {
+            Ok(allocation)
+        } else if found == HIDDEN && !self.importer.allows_hidden {
+            Err(Error::HiddenDevice { uuid: None })
+        } else {
+            Err(Error::OtherMemory { chunk, found, expected })
+        }
     }
 }

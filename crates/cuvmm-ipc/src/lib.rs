@@ -12,6 +12,7 @@ mod file_kind;
 mod handles;
 mod identity;
 mod import;
+mod open_files;
 #[cfg(doctest)]
 mod refused;
 mod socket;
@@ -25,8 +26,9 @@ pub use descriptor::{BufferDescriptor, InvalidMetadata, Metadata};
 pub use error::Error;
 pub use export::export;
 pub use file_kind::FileKind;
+pub use handles::HandleFd;
 pub use identity::{BufferId, HostId, Location};
-pub use import::{import, import_from};
+pub use import::{Importer, import, import_from};
 pub use socket::{AllowedPeers, Listener, PeerIdentity, connect};
 pub use transport::{Limits, receive, receive_buffer, send, send_buffer};
 
@@ -35,4 +37,5 @@ const _: () = {
     const fn any_thread<T: Send + Sync>() {}
     any_thread::<BufferDescriptor>();
     any_thread::<Error>();
+    any_thread::<Importer<'_>>();
 };

@@ -72,7 +72,7 @@ fn memory_of_fabric_handles_alone_is_not_shared_by_file_descriptor() {
         other => panic!("{other:?}"),
     }
     // What came as a handle of another kind, of several, or of none, is no file descriptor.
-    let (metadata, handles) = descriptor.into_parts();
+    let (metadata, handles) = descriptor.into_parts().unwrap();
     for kind in [0, FABRIC.0, POSIX.0 | FABRIC.0, 2].map(CUmemAllocationHandleType) {
         let mut metadata = metadata.clone();
         metadata.handle_kind = kind;
@@ -98,7 +98,7 @@ fn chunks_are_mapped_as_they_are_whatever_the_importer_rounds_to() {
     assert_eq!((imported.size(), imported.capacity(), imported.chunks()[0].size), (6 * MIB, 6 * MIB, 6 * MIB));
     imported.close().unwrap();
 
-    let (mut metadata, handles) = export(&plain.allocate(6 * MIB).unwrap()).unwrap().into_parts();
+    let (mut metadata, handles) = export(&plain.allocate(6 * MIB).unwrap()).unwrap().into_parts().unwrap();
     metadata.sizes = vec![6 * MIB + 4096];
     match import(&coarse, BufferDescriptor::new(metadata, handles).unwrap()) {
         Err(Error::ChunkSize { chunk: 0, granularity, .. }) => assert_eq!(granularity, 2 * MIB),
@@ -159,7 +159,7 @@ fn memory_elsewhere_is_refused_by_what_was_told_and_by_the_drivers_word() {
         assert!(!bench.simulator.calls().contains(&Call::cuMemImportFromShareableHandle));
 
         // Who lies, or tells nothing, is found out by the driver.
-        let (metadata, handles) = descriptor.into_parts();
+        let (metadata, handles) = descriptor.into_parts().unwrap();
         for location in [Some(told[to]), None] {
             let mut metadata = metadata.clone();
             metadata.location = location;
@@ -173,7 +173,7 @@ fn memory_elsewhere_is_refused_by_what_was_told_and_by_the_drivers_word() {
         }
     }
     // Of two nodes each is told by its number.
-    let (mut metadata, handles) = export(&resources[1].allocate(G).unwrap()).unwrap().into_parts();
+    let (mut metadata, handles) = export(&resources[1].allocate(G).unwrap()).unwrap().into_parts().unwrap();
     metadata.location = Some(Location::HostNuma { node: 1 });
     let refused = import(&resources[1], BufferDescriptor::new(metadata, handles).unwrap()).unwrap_err();
     assert!(matches!(refused, Error::WrongLocation { theirs: Location::HostNuma { node: 1 }, .. }), "{refused}");

@@ -68,8 +68,8 @@ fn exchange(chunks: usize, room: usize) -> (Result<(), Error>, Error) {
 fn a_receiver_at_the_limit_of_open_files_closes_what_it_got_and_says_so() {
     if alone("a_receiver_at_the_limit_of_open_files_closes_what_it_got_and_says_so") {
         let (sent, received) = exchange(100, 40);
-        let truncated = matches!(received, Error::TruncatedHandles { announced: 100, received: 40, limit: 100.. });
-        assert!(truncated, "{received}");
+        let at_the_limit = matches!(received, Error::OpenFiles { needed: 100, limit: 100.. });
+        assert!(at_the_limit, "{received}");
         let refused = sent.unwrap_err();
         assert!(matches!(refused, Error::Refused { reason: Refusal::OPEN_FILES, .. }), "{refused}");
     }
@@ -79,7 +79,7 @@ fn a_receiver_at_the_limit_of_open_files_closes_what_it_got_and_says_so() {
 fn a_receiver_without_room_for_one_handle_says_so() {
     if alone("a_receiver_without_room_for_one_handle_says_so") {
         let (sent, received) = exchange(3, 0);
-        assert!(matches!(received, Error::TruncatedHandles { announced: 3, received: 0, .. }), "{received}");
+        assert!(matches!(received, Error::OpenFiles { needed: 3, .. }), "{received}");
         assert!(matches!(sent, Err(Error::Refused { reason: Refusal::OPEN_FILES, .. })));
     }
 }

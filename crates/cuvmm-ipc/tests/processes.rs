@@ -217,7 +217,7 @@ fn an_importer_that_was_refused_the_map_and_killed_holds_nothing_up() {
     } else {
         let mut second = Second::start("an_importer_that_was_refused_the_map_and_killed_holds_nothing_up");
         let buffer = grown(&resource, 3);
-        let (mut metadata, handles) = export(&buffer).unwrap().into_parts();
+        let (mut metadata, handles) = export(&buffer).unwrap().into_parts().unwrap();
         metadata.sizes[2] += G;
         let lying = BufferDescriptor::new(metadata, handles).unwrap();
         let error = send(&second.socket, &lying, soon()).unwrap_err();

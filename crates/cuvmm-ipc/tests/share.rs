@@ -172,7 +172,7 @@ fn a_shorter_prefix_is_imported_as_such() {
     let resource = bench.shareable();
     let buffer = grown(&resource, 3);
     write(&buffer, 6);
-    let (mut metadata, handles) = export(&buffer).unwrap().into_parts();
+    let (mut metadata, handles) = export(&buffer).unwrap().into_parts().unwrap();
     let sum = metadata.size;
     metadata.size = G + 1000;
     let descriptor = BufferDescriptor::new(metadata, handles).unwrap();

@@ -22,7 +22,7 @@ use support::{OpenFiles, memory_file, pair, soon};
 
 /// A good descriptor of three chunks, changed.
 fn lie(resource: &VirtualMemoryResource, change: impl FnOnce(&mut Metadata, &mut Vec<OwnedFd>)) -> BufferDescriptor {
-    let (mut metadata, mut handles) = export(&grown(resource, 3)).unwrap().into_parts();
+    let (mut metadata, mut handles) = export(&grown(resource, 3)).unwrap().into_parts().unwrap();
     change(&mut metadata, &mut handles);
     BufferDescriptor::new(metadata, handles).unwrap()
 }
@@ -127,7 +127,7 @@ fn another_kind_of_handle_is_refused() {
 fn another_device_is_refused() {
     check(
         |metadata, _| metadata.location = Some(Location::Device { uuid: CUuuid { bytes: [9; 16] } }),
-        |error| matches!(error, Error::WrongLocation { theirs: Location::Device { uuid }, .. } if uuid.bytes == [9; 16]),
+        |error| matches!(error, Error::HiddenDevice { uuid: Some(uuid) } if uuid.bytes == [9; 16]),
         Refusal::LOCATION,
     );
     check(
@@ -194,7 +194,7 @@ fn one_handle_for_all_chunks_gives_aliases_of_one_chunk() {
     let _files = OpenFiles::watch();
     let bench = Bench::small();
     let resource = bench.shareable();
-    let (_, handles) = export(&resource.allocate(G).unwrap()).unwrap().into_parts();
+    let (_, handles) = export(&resource.allocate(G).unwrap()).unwrap().into_parts().unwrap();
     let handles: Vec<_> = (0..3).map(|_| handles[0].try_clone().unwrap()).collect();
     let imported = import(&resource, BufferDescriptor::new(Metadata::new(vec![G; 3]), handles).unwrap()).unwrap();
     imported.fill(0, G, 42).unwrap();
@@ -227,7 +227,7 @@ fn memory_of_another_device_than_was_said_is_found_out_by_the_drivers_word() {
     let error = import_from(&first, &honest).unwrap_err();
     assert!(matches!(error, Error::WrongLocation { .. }), "{error}");
 
-    let (mut metadata, handles) = honest.into_parts();
+    let (mut metadata, handles) = honest.into_parts().unwrap();
     metadata.location = Some(Location::Device { uuid: first.device().uuid().unwrap() });
     let lying = BufferDescriptor::new(metadata, handles).unwrap();
     let error = import_from(&first, &lying).unwrap_err();
@@ -245,7 +245,7 @@ fn memory_of_another_device_than_was_said_is_found_out_by_the_drivers_word() {
     strict.assert_live(&Default::default());
     let measured = Bench::new(hidden.preset(Preset::Measured));
     let error = import_from(&measured.shareable(), &lying).unwrap_err();
-    assert!(matches!(error, Error::HiddenDevice { chunk: 0 }), "{error}");
+    assert!(matches!(error, Error::HiddenDevice { uuid: None }), "{error}");
     measured.assert_live(&Default::default());
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Messages go through rustix both ways. Receiving: its ancillary buffer hands every handle over as an `OwnedFd`, also
 //! where the kernel had to leave some out; nix 0.32 answers ENOBUFS then, and those that arrived leak. Sending: it
-//! takes `BorrowedFd`s, where nix takes numbers. The rest (poll, limits) goes through nix.
+//! takes `BorrowedFd`s, where nix takes numbers. The rest (poll) goes through nix.
 //!
 //! The socket's own flags stay as they are: each call says for itself that it must not block (`MSG_DONTWAIT`), that a
 //! peer that is gone raises no signal (`MSG_NOSIGNAL`), and that what arrives is closed on exec
@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::PollFlags;
-use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::GetSockOpt;
 use nix::sys::socket::sockopt::GetBool;
 use rustix::net::{
@@ -26,6 +25,7 @@ use rustix::net::{
 
 use crate::error::Error;
 use crate::handles::Handles;
+use crate::open_files;
 use crate::wait::{time_left, until_ready};
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
@@ -151,8 +151,11 @@ impl<'s> Channel<'s> {
             }
             match message {
                 Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
-                    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or_default();
-                    return Err(Error::TruncatedHandles { announced: most, received: handles.len(), limit });
+                    return Err(if open_files::is_reached() {
+                        Error::OpenFiles { limit: open_files::soft_limit(), needed: most }
+                    } else {
+                        Error::TruncatedHandles { announced: most, received: handles.len() }
+                    });
                 }
                 Ok(_) if handles.len() > most => {
                     return Err(Error::UnexpectedHandles { announced: most, received: handles.len() });

@@ -66,8 +66,8 @@ impl<'s> Incoming<'s> {
         let mut handles = Handles::default();
         let result = self.channel.receive(&mut announced, &mut handles, self.allowed, "receive handles");
         result.map_err(|error| match error {
-            Error::TruncatedHandles { received, limit, .. } => {
-                Error::TruncatedHandles { announced: chunks, received: self.received + received, limit }
+            Error::TruncatedHandles { received, .. } => {
+                Error::TruncatedHandles { announced: chunks, received: self.received + received }
             }
             error => error,
         })?;

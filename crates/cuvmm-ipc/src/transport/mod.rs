@@ -18,9 +18,9 @@ use cuvmm_resource::{VirtualMemoryBuffer, VirtualMemoryResource};
 use crate::descriptor::BufferDescriptor;
 use crate::error::Error;
 use crate::export::Export;
-use crate::file_kind::FileKind;
 use crate::handles::Handles;
-use crate::import;
+use crate::import::Importer;
+use crate::open_files;
 use crate::watch;
 use crate::wire::MAX_HANDLES_PER_MESSAGE;
 
@@ -124,19 +124,25 @@ pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant
 /// # Errors
 /// [`Error::Timeout`] and [`Error::Closed`] for a sender that is silent or gone, [`Error::Abandoned`] for one that
 /// gave up; [`Error::Wire`] and [`Error::UnexpectedHandles`] for what is no message of the protocol;
-/// [`Error::WrongHost`], [`Error::TooManyHandles`], [`Error::TooManyBytes`]; [`Error::TruncatedHandles`] where this
-/// process has too many open files; [`Error::NotUnixStream`], [`Error::PassesPidfds`], [`Error::Os`].
+/// [`Error::WrongHost`], [`Error::TooManyHandles`], [`Error::TooManyBytes`]; [`Error::OpenFiles`] where this process has
+/// too many open files, and [`Error::TruncatedHandles`] where handles were kept back for another reason;
+/// [`Error::NotUnixStream`], [`Error::PassesPidfds`], [`Error::Os`].
 pub fn receive<S: AsFd>(socket: S, limits: &Limits, deadline: Instant) -> Result<BufferDescriptor, Error> {
     let channel = Channel::new(socket.as_fd(), deadline)?;
     let receive = || {
         let mut incoming = Incoming::begin(channel, limits)?;
+        let needed = incoming.metadata().sizes.len();
+        open_files::require(needed)?;
         let mut handles = Handles::default();
         loop {
-            let batch = incoming.next(MAX_HANDLES_PER_MESSAGE)?;
+            let mut batch = incoming.next(MAX_HANDLES_PER_MESSAGE).map_err(|error| match error {
+                Error::OpenFiles { limit, .. } => Error::OpenFiles { limit, needed },
+                error => error,
+            })?;
             if batch.len() == 0 {
                 return BufferDescriptor::with_handles(incoming.accept()?, handles);
             }
-            handles.extend(batch.into_files());
+            handles.append(&mut batch);
         }
     };
     receive().inspect_err(|error| incoming::refuse(channel, error))
@@ -165,14 +171,16 @@ fn send_exported(channel: Channel<'_>, export: &Export<'_>) -> Result<(), Error>
             return outgoing.finish();
         }
         next = due.end;
-        let handles = match due.map(|chunk| export.handle(chunk)).collect::<Result<Vec<_>, _>>() {
+        let handles = match export.handles(due) {
             Ok(handles) => handles,
             Err(error) => {
                 outgoing.abandon();
                 return Err(error);
             }
         };
-        outgoing.send(&handles.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+        outgoing.send(&handles.as_fds().collect::<Vec<_>>())?;
+        // Made here, they are known to close at once.
+        drop(handles.into_files());
     }
 }
 
@@ -180,7 +188,7 @@ fn send_exported(channel: Channel<'_>, export: &Export<'_>) -> Result<(), Error>
 ///
 /// As [`receive`] and [`import`](crate::import()) together, but each handle is closed as soon as its chunk is imported,
 /// so that the largest buffer needs few open files. What is wrong with the descriptor is found before any handle is
-/// received, and the sender is told whether the buffer was *imported*.
+/// received, and the sender is told whether the buffer was *imported*. [`Importer::receive`] says how it is imported.
 ///
 /// # Errors
 /// As [`receive`] and [`import`](crate::import()). Nothing is left behind.
@@ -190,30 +198,40 @@ pub fn receive_buffer<S: AsFd>(
     limits: &Limits,
     deadline: Instant,
 ) -> Result<VirtualMemoryBuffer, Error> {
-    watch::import(watch::import_span(resource, None)?, || {
-        let channel = Channel::new(socket.as_fd(), deadline)?;
-        receive_imported(channel, resource, limits).inspect_err(|error| incoming::refuse(channel, error))
-    })
+    Importer::new(resource).receive(socket, limits, deadline)
 }
 
-fn receive_imported(
-    channel: Channel<'_>,
-    resource: &VirtualMemoryResource,
-    limits: &Limits,
-) -> Result<VirtualMemoryBuffer, Error> {
-    let mut incoming = Incoming::begin(channel, limits)?;
-    let metadata = incoming.metadata().clone();
-    import::check(resource, &metadata)?;
-    let mut handles = Vec::new().into_iter();
-    let buffer = resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
-        if handles.len() == 0 {
-            let batch = incoming.next(OPEN_AT_ONCE)?;
-            FileKind::check(resource.device(), batch.as_fds().enumerate().map(|(nth, fd)| (chunk + nth, fd)))?;
-            handles = batch.into_files().into_iter();
-        }
-        let handle = handles.next().ok_or(Error::HandleCount { handles: chunk, chunks: metadata.sizes.len() })?;
-        import::import_chunk(resource, chunk, handle.as_fd(), size)
-    })?;
-    incoming.accept()?;
-    Ok(buffer)
+impl Importer<'_> {
+    /// Receives a descriptor and imports it, as [`receive_buffer`] does.
+    ///
+    /// # Errors
+    /// As [`receive_buffer`].
+    pub fn receive<S: AsFd>(
+        &self,
+        socket: S,
+        limits: &Limits,
+        deadline: Instant,
+    ) -> Result<VirtualMemoryBuffer, Error> {
+        watch::import(watch::import_span(self.resource(), None)?, || {
+            let channel = Channel::new(socket.as_fd(), deadline)?;
+            self.receive_from(channel, limits).inspect_err(|error| incoming::refuse(channel, error))
+        })
+    }
+
+    fn receive_from(&self, channel: Channel<'_>, limits: &Limits) -> Result<VirtualMemoryBuffer, Error> {
+        let mut incoming = Incoming::begin(channel, limits)?;
+        let metadata = incoming.metadata().clone();
+        let admitted = self.admit(&metadata)?;
+        let mut handles = Vec::new().into_iter();
+        let buffer = admitted.map(&metadata, |chunk| {
+            if handles.len() == 0 {
+                let batch = incoming.next(OPEN_AT_ONCE)?;
+                admitted.check_files(batch.as_fds().enumerate().map(|(nth, fd)| (chunk + nth, fd)))?;
+                handles = batch.into_files().into_iter();
+            }
+            Ok(handles.next())
+        })?;
+        incoming.accept()?;
+        Ok(buffer)
+    }
 }
