@@ -1,7 +1,6 @@
 //! Benchmarks on whatever driver is asked for, and two ways to do one thing, timed in turn: what else happens on the machine
 //! happens to both.
 
-use std::fmt;
 use std::time::Duration;
 
 use cuvmm::Driver;
@@ -12,10 +11,15 @@ const DRIVER: &str = "CUVMM_DRIVER";
 
 /// The driver that a benchmark runs on: a simulated one, or, where `CUVMM_DRIVER` is `cuda`, that of a GPU.
 pub fn benched_driver() -> Driver {
+    if is_gpu_benched() { Driver::load().unwrap() } else { Simulator::new(Machine::h200()).driver().unwrap() }
+}
+
+/// Whether that is a GPU's.
+pub fn is_gpu_benched() -> bool {
     match std::env::var(DRIVER).as_deref() {
-        Ok("cuda") => Driver::load().unwrap(),
+        Ok("cuda") => true,
         Ok(other) => panic!("{DRIVER} is {other:?}: it may be \"cuda\", for a GPU, or not be there"),
-        Err(_) => Simulator::new(Machine::h200()).driver().unwrap(),
+        Err(_) => false,
     }
 }
 
@@ -45,13 +49,31 @@ impl Times {
     pub fn median(&self) -> Duration {
         self.permille(500)
     }
+
+    /// The 99th percentile.
+    pub fn p99(&self) -> Duration {
+        self.permille(990)
+    }
+
+    /// The sum.
+    pub fn total(&self) -> Duration {
+        self.0.iter().sum()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
-/// The median and the 99th percentile, in microseconds.
-impl fmt::Display for Times {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [median, p99] = [500, 990].map(|share| self.permille(share).as_secs_f64() * 1e6);
-        write!(f, "{median:9.2} {p99:9.2}")
+impl FromIterator<Duration> for Times {
+    fn from_iter<I: IntoIterator<Item = Duration>>(times: I) -> Self {
+        Self::sorted(times.into_iter().collect())
     }
 }
 
@@ -103,6 +125,7 @@ mod tests {
             Duration::from_micros(next)
         });
         // The first 20 are not counted.
-        assert_eq!(times.to_string(), format!("{:9.2} {:9.2}", 120.0, 218.0));
+        assert_eq!([times.median(), times.p99()], [120, 218].map(Duration::from_micros));
+        assert_eq!((times.len(), times.total()), (200, Duration::from_micros((21..=220).sum())));
     }
 }

@@ -24,7 +24,7 @@ mod watch;
 mod work;
 
 pub use backend::{Backend, Kind, Left, Mark};
-pub use compare::{Times, benched_driver, compare};
+pub use compare::{Times, benched_driver, compare, is_gpu_benched};
 pub use foreign::ForeignRange;
 pub use gone::{Ranges, Remains};
 pub use graph::{Executable, Graph, Kernels, await_graphs, queue_copy, retain_in_capture};
@@ -40,8 +40,8 @@ pub use spin::Spin;
 pub use step::{FAILING, FAILING_CODES, Step, steps};
 pub use watch::Watched;
 pub use work::{
-    Capture, Current, Gate, MODES, Stream, hold_up, in_destructor, in_host_function, is_idle, queue_fill,
-    queue_fill_at, read_at, wait_for, write_at,
+    Capture, Current, Gate, MODES, Stream, hold_up, in_context_of, in_destructor, in_host_function, is_idle,
+    queue_fill, queue_fill_at, read_at, wait_for, write_at,
 };
 
 /// Includes tests, functions of a `&Backend`, once for each backend: in `strict` and `measured`, which are the

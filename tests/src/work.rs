@@ -267,7 +267,7 @@ pub fn read_at(stream: &StreamRef, address: CUdeviceptr, length: usize) -> Resul
 }
 
 /// Calls `work` with the stream's context current.
-pub(crate) fn in_context_of<T>(stream: &StreamRef, work: impl FnOnce() -> T) -> T {
+pub fn in_context_of<T>(stream: &StreamRef, work: impl FnOnce() -> T) -> T {
     let driver = stream.driver();
     // SAFETY: the stream is alive.
     let context = unsafe { driver.stream_get_ctx(stream.as_raw()) }.expect("a context");

@@ -28,8 +28,8 @@ const MARKER_TITLE: &str = "The GPU suites of cuvmm.";
 const MARKER_TEXT: &str = "\
 ./gpu-test runs them all and prints a table; it exits with 0 only when something passed and nothing
 failed. ./cuvmm demo shows the library at work; ./cuvmm doctor says what works on the machine.
-CUVMM_DRIVER=cuda benches/drop_cost --bench says what the drop of a buffer costs there, and benches/share_cost what
-sharing one does.
+CUVMM_DRIVER=cuda benches/drop_cost --bench says what the drop of a buffer costs there, and benches/costs what buffers
+cost beside the driver's calls alone.
 ./share-with python3 shares memory with a program in Python, both ways, where that has cuda-bindings.
 ";
 

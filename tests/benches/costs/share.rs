@@ -1,13 +1,10 @@
-//! What sharing costs beside the driver's calls alone: export and import of a buffer of one chunk and of many, in turn, and
-//! a descriptor of one chunk moved to another process. On the simulator, or on a GPU with `CUVMM_DRIVER=cuda`.
+//! Export and import of a buffer of one chunk and of many, each beside the driver's calls for it; and a descriptor of one
+//! chunk on its way to another process.
 //!
 //! # Safety
 //! What the raw calls name was made just before, is used by nobody else, and goes once.
 #![allow(unsafe_code)]
-#![allow(missing_docs, reason = "the program is its own")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark stops at what it did not expect")]
 
-use std::hint::black_box;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -16,57 +13,57 @@ use std::time::{Duration, Instant};
 use cuvmm::driver::sys::{CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemGenericAllocationHandle};
 use cuvmm::ipc::{export, import_from, receive, send};
 use cuvmm::{Device, HandleKind, Limits, Options, VirtualMemoryBuffer, VirtualMemoryResource};
-use cuvmm_tests::{G, Times, benched_driver, compare};
+use cuvmm_tests::{G, Times, compare};
+
+use crate::{Bench, timed};
 
 const ROUNDS: usize = 500;
-const CHUNKS: [usize; 2] = [1, 64];
+/// A descriptor of one chunk, from one process to another, until that has said that it has it.
+const MOVE: &str = "move/1";
+const CHUNKS: [usize; 3] = [1, 8, 64];
 /// Names the process that receives.
 const RECEIVER: &str = "CUVMM_RECEIVER";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn main() {
-    if std::env::var_os(RECEIVER).is_some() {
-        return take_all();
-    }
-    // Cargo asks every benchmark for its tests.
-    if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
-        return;
-    }
-    let driver = benched_driver();
-    let device = driver.device(0).unwrap();
-    println!("{}, times in us, {ROUNDS} rounds in turn: median and 99th percentile", device.name().unwrap());
-    println!("{:<12} {:>19} {:>19}  ours / raw", "", "ours", "raw calls");
-    let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd)).unwrap();
+/// Whether this process is the one that receives.
+pub(crate) fn is_receiver() -> bool {
+    std::env::var_os(RECEIVER).is_some()
+}
+
+pub(crate) fn run(bench: &mut Bench) {
+    let resource = bench.resource(Options::new().handle_kind(HandleKind::PosixFd));
     for chunks in CHUNKS {
-        let buffer = buffer_of(&resource, chunks);
-        let raw = Raw::of(&device, &buffer);
-        tell("export", chunks, &compare(ROUNDS, || timed(|| export(&buffer).unwrap()), || timed(|| raw.export())));
-        let descriptor = export(&buffer).unwrap();
-        let ours = || timed(|| import_from(&resource, &descriptor).unwrap());
-        let theirs = || {
-            let start = Instant::now();
-            let imported = raw.import(descriptor.fds());
-            let took = start.elapsed();
-            raw.end(imported);
-            took
-        };
-        tell("import", chunks, &compare(ROUNDS, ours, theirs));
+        let cases = ["export", "import"].map(|what| format!("{what}/{chunks}"));
+        if cases.iter().any(|case| bench.wants(case)) {
+            export_and_import(bench, &resource, chunks, &cases);
+        }
     }
-    println!("{:<12} {}", "move/1", moved(&resource));
+    if bench.wants(MOVE) {
+        bench.rows.add(MOVE, "cuvmm", &moved(&resource));
+    }
 }
 
-/// How long it takes. What is made goes after that.
-fn timed<T>(make: impl FnOnce() -> T) -> Duration {
-    let start = Instant::now();
-    let made = black_box(make());
-    let took = start.elapsed();
-    drop(made);
-    took
-}
-
-fn tell(what: &str, chunks: usize, (ours, raw): &(Times, Times)) {
-    let ratio = ours.median().as_secs_f64() / raw.median().as_secs_f64();
-    println!("{:<12} {ours} {raw}  {ratio:.3}", format!("{what}/{chunks}"));
+fn export_and_import(
+    bench: &mut Bench,
+    resource: &VirtualMemoryResource,
+    chunks: usize,
+    [exports, imports]: &[String; 2],
+) {
+    let buffer = buffer_of(resource, chunks);
+    let raw = Raw::of(&bench.device, &buffer);
+    let (ours, theirs) = compare(ROUNDS, || timed(|| export(&buffer).unwrap()).0, || timed(|| raw.export()).0);
+    bench.rows.add(exports, "cuvmm", &ours);
+    bench.rows.add(exports, "raw", &theirs);
+    let descriptor = export(&buffer).unwrap();
+    let ours = || timed(|| import_from(resource, &descriptor).unwrap()).0;
+    let theirs = || {
+        let (took, imported) = timed(|| raw.import(descriptor.fds()));
+        raw.end(imported);
+        took
+    };
+    let (ours, theirs) = compare(ROUNDS, ours, theirs);
+    bench.rows.add(imports, "cuvmm", &ours);
+    bench.rows.add(imports, "raw", &theirs);
 }
 
 fn buffer_of(resource: &VirtualMemoryResource, chunks: usize) -> VirtualMemoryBuffer {
@@ -150,14 +147,14 @@ fn moved(resource: &VirtualMemoryResource) -> Times {
     let program = std::env::current_exe().unwrap();
     let mut receiver = Command::new(program).env(RECEIVER, "1").stdin(OwnedFd::from(theirs)).spawn().unwrap();
     let descriptor = export(&resource.allocate(G).unwrap()).unwrap();
-    let times = Times::of(ROUNDS, || timed(|| send(&ours, &descriptor, Instant::now() + PATIENCE).unwrap()));
+    let times = Times::of(ROUNDS, || timed(|| send(&ours, &descriptor, Instant::now() + PATIENCE).unwrap()).0);
     drop(ours);
     assert!(receiver.wait().unwrap().success());
     times
 }
 
 /// What the receiving process does: it takes what comes, until its peer is gone.
-fn take_all() {
+pub(crate) fn take_all() {
     let input = std::io::stdin();
     loop {
         match receive(&input, &Limits::default(), Instant::now() + PATIENCE) {

@@ -1,0 +1,120 @@
+//! Allocate and close, grow in place, grow by moving: each beside the driver's calls for it.
+
+use std::time::Duration;
+
+use cuvmm::handles::Reservation;
+use cuvmm::{Options, Outcome};
+use cuvmm_tests::{G, MIB, ROOM, compare, occupy_behind};
+
+use crate::raw::{Raw, synchronize};
+use crate::{Bench, settle, timed};
+
+/// What is allocated, or grown by, or moved.
+const SIZES: [usize; 6] = [2, 64, 256, 1024, 4096, 16384];
+
+/// The larger, the fewer.
+fn rounds(mib: usize) -> usize {
+    match mib {
+        ..=256 => 300,
+        257..=1024 => 200,
+        _ => 100,
+    }
+}
+
+pub(crate) fn run(bench: &mut Bench) {
+    for mib in SIZES {
+        allocate_and_close(bench, mib);
+        grow_in_place(bench, mib);
+        grow_by_moving(bench, mib);
+    }
+}
+
+fn add(bench: &mut Bench, case: &str, mib: usize, ours: impl FnMut() -> Duration, raw: impl FnMut() -> Duration) {
+    let (ours, raw) = compare(rounds(mib), ours, raw);
+    bench.rows.add(case, "cuvmm", &ours);
+    bench.rows.add(case, "raw", &raw);
+}
+
+fn allocate_and_close(bench: &mut Bench, mib: usize) {
+    let (case, bytes) = (format!("allocate-close/{mib}"), mib * MIB);
+    if !bench.wants(&case) {
+        return;
+    }
+    let (device, stream, resource) = (bench.device.clone(), bench.stream.clone(), bench.resource(Options::new()));
+    let ours = || {
+        let (took, ()) = timed(|| resource.allocate(bytes).unwrap().close().unwrap());
+        settle(bytes);
+        took
+    };
+    let raw = || {
+        let (took, ()) = timed(|| {
+            let mut raw = Raw::reserve(&device, bytes);
+            raw.add(bytes);
+            synchronize(&stream);
+            raw.finish();
+        });
+        settle(bytes);
+        took
+    };
+    add(bench, &case, mib, ours, raw);
+}
+
+fn grow_in_place(bench: &mut Bench, mib: usize) {
+    let (case, bytes) = (format!("grow-in-place/{mib}"), mib * MIB);
+    if !bench.wants(&case) {
+        return;
+    }
+    let buffer = bench.resource(Options::new()).allocate_with_capacity(G, G + bytes).unwrap();
+    let mut raw = Raw::reserve(&bench.device, G + bytes);
+    raw.add(G);
+    let ours = || {
+        let (took, grown) = timed(|| buffer.grow(G + bytes).unwrap());
+        assert_eq!(grown.outcome(), Some(Outcome::InPlace));
+        grown.close().unwrap();
+        settle(bytes);
+        took
+    };
+    let theirs = || {
+        let (took, ()) = timed(|| raw.add(bytes));
+        raw.cut();
+        settle(bytes);
+        took
+    };
+    add(bench, &case, mib, ours, theirs);
+    raw.finish();
+}
+
+fn grow_by_moving(bench: &mut Bench, mib: usize) {
+    let (case, bytes) = (format!("grow-move/{mib}"), mib * MIB);
+    if !bench.wants(&case) {
+        return;
+    }
+    let buffer = bench.resource(Options::new()).allocate(bytes).unwrap();
+    // A small one has some room by itself.
+    let (reserved, more) = (buffer.capacity(), buffer.capacity() - bytes + G);
+    let _behind = occupy_behind(&buffer);
+    let mut raw = Raw::reserve(&bench.device, reserved);
+    raw.add(bytes);
+    let room = Reservation::GRANULARITY.exact(ROOM).unwrap();
+    // Where that is somebody else's already, it is as good.
+    let _behind_raw = Reservation::hinted(bench.device.driver(), room, 0, raw.end()).unwrap();
+    let ours = || {
+        let (took, moved) = timed(|| buffer.grow(bytes + more).unwrap());
+        assert_eq!(moved.outcome(), Some(Outcome::Moved));
+        moved.close().unwrap();
+        settle(more);
+        took
+    };
+    let theirs = || {
+        let (took, moved) = timed(|| {
+            let mut moved = raw.remap(more);
+            moved.add(more);
+            moved
+        });
+        moved.finish_beside(1);
+        settle(more);
+        took
+    };
+    add(bench, &case, mib, ours, theirs);
+    raw.finish();
+}
