@@ -129,3 +129,39 @@ impl Lock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    /// That of a socket is looked for besides, so only here does it show what the lock alone is worth.
+    #[test]
+    fn a_lock_that_is_removed_at_each_end_is_never_held_twice() {
+        let socket = std::env::temp_dir().join(format!("cuvmm-ipc-lock-{}", std::process::id()));
+        let (holders, turns) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while turns.load(Ordering::Relaxed) < 300 {
+                        match Lock::of(&socket) {
+                            Ok(lock) => {
+                                let others = holders.fetch_add(1, Ordering::SeqCst);
+                                thread::yield_now();
+                                holders.fetch_sub(1, Ordering::SeqCst);
+                                drop(lock);
+                                turns.fetch_add(1, Ordering::Relaxed);
+                                assert_eq!(others, 0);
+                            }
+                            Err(Error::AddressInUse { path }) => assert_eq!(path, socket),
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+        });
+        assert!(!socket.with_extension("lock").exists());
+    }
+}
