@@ -85,3 +85,8 @@ macro_rules! suite {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// And that of the page on sharing.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/sharing.md")]
+struct Sharing;
