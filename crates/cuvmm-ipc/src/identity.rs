@@ -168,17 +168,21 @@ fn read_boot_id() -> Option<HostId> {
     parse_boot_id(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
 }
 
-/// Reads 32 hexadecimal digits with dashes anywhere between them.
 fn parse_boot_id(text: &str) -> Option<HostId> {
+    parse_digits(text.trim()).and_then(HostId::new)
+}
+
+/// Reads 32 hexadecimal digits with dashes anywhere between them.
+pub(crate) fn parse_digits(text: &str) -> Option<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut digits = 0;
-    for digit in text.trim().chars().filter(|&c| c != '-') {
+    for digit in text.chars().filter(|&c| c != '-') {
         let value = u8::try_from(digit.to_digit(16)?).ok()?;
         let byte = bytes.get_mut(digits / 2)?;
         *byte = *byte << 4 | value;
         digits += 1;
     }
-    if digits == 32 { HostId::new(bytes) } else { None }
+    (digits == 32).then_some(bytes)
 }
 
 impl std::fmt::Display for HostId {
@@ -200,11 +204,14 @@ impl std::fmt::Debug for HostId {
 /// assert_eq!(location.to_string(), "NUMA node 1 of the host");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum Location {
     /// On the device that has this UUID, whatever number a process gives it.
     Device {
         /// The device's UUID.
+        #[cfg_attr(feature = "serde", serde(with = "crate::serialized::uuid"))]
         uuid: CUuuid,
     },
     /// In the host's memory.
@@ -234,7 +241,7 @@ impl std::fmt::Display for Location {
 }
 
 /// Sixteen bytes as 32 digits.
-struct Hex([u8; 16]);
+pub(crate) struct Hex(pub(crate) [u8; 16]);
 
 impl std::fmt::Display for Hex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

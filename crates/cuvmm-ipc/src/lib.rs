@@ -15,6 +15,8 @@ mod import;
 mod open_files;
 #[cfg(doctest)]
 mod refused;
+#[cfg(feature = "serde")]
+mod serialized;
 mod socket;
 mod transport;
 mod wait;

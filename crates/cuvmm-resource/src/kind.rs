@@ -19,6 +19,7 @@ use crate::error::Error;
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Location {
     /// The resource's device.
@@ -49,6 +50,7 @@ impl Location {
 /// assert!(HandleKind::try_from(CUmemAllocationHandleType::WIN32).is_err());
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum HandleKind {
     /// Not at all, which costs nothing.
@@ -115,6 +117,7 @@ impl TryFrom<CUmemAllocationHandleType> for HandleKind {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Access {
     /// Nothing.
     None,
@@ -152,6 +155,7 @@ impl Access {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum GranularityKind {
     /// The least that works.
     #[default]
@@ -174,6 +178,7 @@ pub enum GranularityKind {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Request {
     /// Not wanted.
     #[default]

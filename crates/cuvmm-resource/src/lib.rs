@@ -24,6 +24,8 @@ mod refused;
 mod release;
 mod resource;
 mod retired;
+#[cfg(feature = "serde")]
+mod serialized;
 mod settle;
 mod shortage;
 mod statistics;

@@ -220,6 +220,16 @@ impl Options {
 
     /// Refuses what can be told to be wrong without asking the driver.
     pub(crate) fn check(&self, device: &Device) -> Result<(), Error> {
+        self.check_values()?;
+        self.release.require_driver(device.driver())?;
+        for (peer, _) in &self.peers {
+            device.driver().require_same(peer.driver())?;
+        }
+        Ok(())
+    }
+
+    /// Refuses values that fit no device.
+    pub(crate) fn check_values(&self) -> Result<(), Error> {
         let alignment = self.alignment;
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(Error::Alignment { alignment });
@@ -227,10 +237,6 @@ impl Options {
         let unit = alignment.max(Reservation::GRANULARITY.bytes());
         if !self.address_hint.0.is_multiple_of(unit as u64) {
             return Err(Error::AddressHint { hint: self.address_hint, alignment: unit });
-        }
-        self.release.require_driver(device.driver())?;
-        for (peer, _) in &self.peers {
-            device.driver().require_same(peer.driver())?;
         }
         let kinds = [Some(self.handle_kind), self.handle_fallback];
         if let (Location::Host, Some(kind)) =

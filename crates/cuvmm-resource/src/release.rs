@@ -26,6 +26,7 @@ use crate::sync::{Mutex, PoisonError};
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Release {
     /// The legacy default stream of the device's primary context, and so every blocking stream of it; non-blocking
@@ -34,6 +35,7 @@ pub enum Release {
     #[default]
     DefaultStream,
     /// This stream. A default-stream token counts as [`DefaultStream`](Self::DefaultStream).
+    #[cfg_attr(feature = "serde", serde(skip_deserializing, serialize_with = "crate::serialized::refuse_stream"))]
     Stream(StreamRef),
     /// Nothing: the caller promises that no work on the buffer is queued or running when it goes, but for the runs of graphs
     /// that have its memory.
@@ -79,6 +81,7 @@ impl Release {
 /// [`close`]: crate::VirtualMemoryBuffer::close
 /// [`close_deferred`]: crate::VirtualMemoryBuffer::close_deferred
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum OnDrop {
     /// The thread that drops, for up to two seconds, and hardly at all right after it did so in vain. What is not over by

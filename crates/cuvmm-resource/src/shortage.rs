@@ -31,7 +31,16 @@ type Hook = dyn Fn(&OutOfMemory) -> bool + Send + Sync;
 
 /// What is done before an allocation fails for want of memory.
 #[derive(Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub(crate) struct Relief {
+    #[cfg_attr(
+        feature = "serde",
+        serde(
+            skip_deserializing,
+            skip_serializing_if = "Option::is_none",
+            serialize_with = "crate::serialized::refuse_hook"
+        )
+    )]
     hook: Option<Arc<Hook>>,
     times: u32,
     pause: Duration,

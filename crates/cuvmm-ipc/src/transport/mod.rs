@@ -33,6 +33,7 @@ use crate::wire::MAX_HANDLES_PER_MESSAGE;
 /// assert_eq!(limits.max_handles, 16_384);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct Limits {
     /// The most chunks. Each is an open file of this process for as long as the descriptor lives.
     pub max_handles: usize,
