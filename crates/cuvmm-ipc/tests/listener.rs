@@ -73,21 +73,23 @@ fn who_connects_is_told_and_both_ends_are_closed_on_exec() {
 
 #[test]
 fn an_own_user_that_is_not_named_is_denied_at_either_end() {
-    let files = OpenFiles::watch();
-    let directory = Directory::new("denied");
-    let path = directory.join("socket");
-    let others = own().uid(own_uid() + 1);
-    let listener = Listener::bind(&path, others.clone()).unwrap();
-    let ours = connect(&path, &own(), soon()).unwrap();
-    let error = listener.accept(soon()).unwrap_err();
-    let expect = (std::process::id(), own_uid(), getegid().as_raw());
-    assert!(matches!(error, Error::PeerDenied { pid, uid, gid } if (pid, uid, gid) == expect), "{error}");
-    let error = receive(&ours, &Limits::default(), soon()).unwrap_err();
-    assert!(matches!(error, Error::Closed { .. }), "{error}");
-    let error = connect(&path, &others, soon()).unwrap_err();
-    assert!(matches!(error, Error::PeerDenied { pid, .. } if pid == std::process::id()), "{error}");
-    drop((ours, listener));
-    files.assert_unchanged();
+    if alone("an_own_user_that_is_not_named_is_denied_at_either_end") {
+        let files = OpenFiles::watch();
+        let directory = Directory::new("denied");
+        let path = directory.join("socket");
+        let others = own().uid(own_uid() + 1);
+        let listener = Listener::bind(&path, others.clone()).unwrap();
+        let ours = connect(&path, &own(), soon()).unwrap();
+        let error = listener.accept(soon()).unwrap_err();
+        let expect = (std::process::id(), own_uid(), getegid().as_raw());
+        assert!(matches!(error, Error::PeerDenied { pid, uid, gid } if (pid, uid, gid) == expect), "{error}");
+        let error = receive(&ours, &Limits::default(), soon()).unwrap_err();
+        assert!(matches!(error, Error::Closed { .. }), "{error}");
+        let error = connect(&path, &others, soon()).unwrap_err();
+        assert!(matches!(error, Error::PeerDenied { pid, .. } if pid == std::process::id()), "{error}");
+        drop((ours, listener));
+        files.assert_unchanged();
+    }
 }
 
 #[test]
