@@ -75,6 +75,20 @@ fn sixty_four_clients_at_once_get_a_buffer_each_and_none_waits_for_a_silent_one(
 }
 
 #[test]
+fn a_client_that_left_before_its_turn_costs_the_server_nothing() {
+    leaves_nothing(|_, resource| {
+        let buffer = grown(resource, 5);
+        let listener = Listener::private(own()).unwrap();
+        drop(connect(listener.path(), &own(), soon()).unwrap());
+        let (socket, peer) = listener.accept(soon()).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        let error = send_buffer(&socket, &buffer, soon()).unwrap_err();
+        assert!(matches!(error, Error::Closed { .. }), "{error}");
+        buffer.close().unwrap();
+    });
+}
+
+#[test]
 fn clients_in_processes_of_their_own_see_the_same_memory() {
     const TEST: &str = "clients_in_processes_of_their_own_see_the_same_memory";
     if let Some(path) = part() {

@@ -2,39 +2,23 @@
 //! process of its own, whose limits it can set.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what a test did not expect ends it, in its helpers too")]
 
+#[path = "support/process.rs"]
+mod process;
 mod support;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cuvmm_ipc::wire::Refusal;
-use cuvmm_ipc::{Error, Limits, receive, send};
+use cuvmm_ipc::{AllowedPeers, Error, Limits, Listener, connect, receive, send};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::{Uid, getuid, setresuid};
+use process::alone;
 use support::{descriptor, inodes, memory_file, pair, soon};
-
-const CHILD: &str = "CUVMM_IPC_LIMITS_CHILD";
-
-/// Runs the test of that name in a process of its own; true inside it.
-fn alone(test: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("1 passed"), "{text}");
-    false
-}
 
 fn limit_open_files(limit: u64) {
     setrlimit(Resource::RLIMIT_NOFILE, limit, limit).unwrap();
@@ -81,6 +65,22 @@ fn a_receiver_without_room_for_one_handle_says_so() {
         let (sent, received) = exchange(3, 0);
         assert!(matches!(received, Error::OpenFiles { needed: 3, .. }), "{received}");
         assert!(matches!(sent, Err(Error::Refused { reason: Refusal::OPEN_FILES, .. })));
+    }
+}
+
+/// Nothing is lost: who came waits until there are fewer.
+#[test]
+fn a_server_without_open_files_to_spare_accepts_when_it_has_some() {
+    if alone("a_server_without_open_files_to_spare_accepts_when_it_has_some") {
+        let listener = Listener::private(AllowedPeers::default()).unwrap();
+        let _client = connect(listener.path(), &AllowedPeers::default(), soon()).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 3, 512).unwrap();
+        for _ in 0..3 {
+            let Err(Error::Os { operation, source }) = listener.accept(soon()) else { panic!("no room for it") };
+            assert_eq!((operation, source.raw_os_error()), ("accept a connection", Some(24)));
+        }
+        setrlimit(Resource::RLIMIT_NOFILE, 512, 512).unwrap();
+        listener.accept(soon()).unwrap();
     }
 }
 
