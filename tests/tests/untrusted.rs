@@ -115,7 +115,7 @@ fn another_kind_of_handle_is_refused_before_the_memory_is_asked_for(backend: &Ba
     refuse(
         backend,
         &[
-            |metadata, _| metadata.handle_kind = CUmemAllocationHandleType::FABRIC,
+            |metadata, _| metadata.handle_kind = CUmemAllocationHandleType::WIN32,
             |metadata, _| metadata.handle_kind = CUmemAllocationHandleType::NONE,
             |metadata, _| metadata.handle_kind = CUmemAllocationHandleType(1 << 20),
         ],

@@ -2,8 +2,9 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUuuid};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemFabricHandle, CUuuid};
 
+use crate::carried::{Carried, Kept};
 use crate::error::Error;
 use crate::handles::{HandleFd, Handles};
 use crate::identity::{BufferId, HostId, Location};
@@ -118,6 +119,9 @@ pub enum InvalidMetadata {
 /// after the buffer it was exported from is closed and its process has ended. Dropping it closes the handles (what can
 /// be no handle to memory, and may take its time, is closed by another thread). What was imported from it stays.
 ///
+/// Fabric handles are bytes, which pin nothing. A descriptor of such pins the memory in the process that **exported** it
+/// alone, by a share of it; one that was received is good as long as that one lives.
+///
 /// [`export`](crate::export()) makes one, and so does a transport of one's own:
 ///
 /// ```
@@ -138,7 +142,7 @@ pub enum InvalidMetadata {
 pub struct BufferDescriptor {
     /// Checked, and with as many sizes as there are handles.
     metadata: Metadata,
-    handles: Handles,
+    handles: Carried,
 }
 
 impl BufferDescriptor {
@@ -179,7 +183,7 @@ impl BufferDescriptor {
     ) -> Result<Self, Error> {
         let told = Metadata::new(sizes.to_vec());
         let metadata = Metadata { size: size.unwrap_or(told.size), ..told };
-        Self::with_handles(metadata, Handles::take(fds)?)
+        Self::with_handles(metadata, Carried::Files(Handles::take(fds)?))
     }
 
     /// The descriptor of those parts, which need not come from an export: a transport of one's own ends here.
@@ -188,13 +192,43 @@ impl BufferDescriptor {
     ///
     /// # Errors
     /// [`Error::Metadata`] where the sizes do not fit each other, [`Error::HandleCount`] where there are not as many
-    /// handles as sizes. The handles are closed then.
+    /// handles as sizes, [`Error::HandlesOfAnotherKind`] where fabric handles are told. The handles are closed then.
     pub fn new(metadata: Metadata, handles: Vec<OwnedFd>) -> Result<Self, Error> {
-        Self::with_handles(metadata, handles.into())
+        Self::with_handles(metadata, Carried::Files(handles.into()))
     }
 
-    pub(crate) fn with_handles(metadata: Metadata, handles: Handles) -> Result<Self, Error> {
+    /// As [`new`](Self::new), of fabric handles: what came from another host, over whatever leads there.
+    ///
+    /// This descriptor **pins nothing**: bytes don't. Import it while the exporter has the memory.
+    ///
+    /// ```
+    /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = Simulator::new(Machine::default().with_imex()).driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::Fabric))?;
+    /// use cuvmm_ipc::{BufferDescriptor, import, wire};
+    ///
+    /// let exported = cuvmm_ipc::export(&resource.allocate(2 << 20)?)?;
+    /// let header = wire::encode(exported.metadata())?;
+    /// let message = wire::encode_fabric_handles(exported.fabric_handles());
+    /// // Where those bytes arrive, as long as `exported` is there:
+    /// let (metadata, handles) = (wire::decode(&header)?, wire::decode_fabric_handles(&message)?);
+    /// let buffer = import(&resource, BufferDescriptor::from_fabric_handles(metadata, handles)?)?;
+    /// assert_eq!(buffer.size(), 2 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](Self::new): [`Error::HandlesOfAnotherKind`] unless the metadata tell fabric handles.
+    pub fn from_fabric_handles(metadata: Metadata, handles: Vec<CUmemFabricHandle>) -> Result<Self, Error> {
+        Self::with_handles(metadata, Carried::Fabric(handles, Kept::default()))
+    }
+
+    pub(crate) fn with_handles(metadata: Metadata, handles: Carried) -> Result<Self, Error> {
         metadata.check()?;
+        handles.require(metadata.handle_kind)?;
         if handles.len() != metadata.sizes.len() {
             return Err(Error::HandleCount { handles: handles.len(), chunks: metadata.sizes.len() });
         }
@@ -244,9 +278,19 @@ impl BufferDescriptor {
         self.metadata.host
     }
 
-    /// The handles, in address order. They stay the descriptor's.
+    /// The files that are its handles, in address order: none where they are fabric handles. They stay the descriptor's.
     pub fn fds(&self) -> impl ExactSizeIterator<Item = BorrowedFd<'_>> {
         self.handles.as_fds()
+    }
+
+    /// The fabric handles that are its handles, in address order: none where they are files. What was read here pins
+    /// nothing: in the process that exported it, the descriptor does.
+    pub fn fabric_handles(&self) -> &[CUmemFabricHandle] {
+        self.handles.as_fabric()
+    }
+
+    pub(crate) fn handles(&self) -> &Carried {
+        &self.handles
     }
 
     /// A second descriptor of the same buffer, with handles of its own.
@@ -260,13 +304,15 @@ impl BufferDescriptor {
     /// The two parts, for a transport of one's own. A handle that others [share](HandleFd::Shared) is duplicated.
     ///
     /// # Errors
-    /// As [`try_clone`](Self::try_clone), where a handle is shared. The descriptor is gone then.
+    /// As [`try_clone`](Self::try_clone), where a handle is shared; [`Error::HandlesOfAnotherKind`] for fabric handles,
+    /// which are read by [`fabric_handles`](Self::fabric_handles) while the descriptor keeps their memory. The descriptor
+    /// is gone then.
     pub fn into_parts(self) -> Result<(Metadata, Vec<OwnedFd>), Error> {
-        Ok((self.metadata, self.handles.into_owned()?))
+        Ok((self.metadata, self.handles.into_owned_files()?))
     }
 
     /// What it says, and its handles as they are.
-    pub(crate) fn into_handles(self) -> (Metadata, Handles) {
+    pub(crate) fn into_handles(self) -> (Metadata, Carried) {
         (self.metadata, self.handles)
     }
 

@@ -141,6 +141,14 @@ pub enum Error {
         /// The first such chunk.
         chunk: usize,
     },
+    /// Handles of one kind where those of another are due: files, and fabric handles.
+    #[error("handles of kind {:#x} where those of kind {:#x} are due", found.0, wanted.0)]
+    HandlesOfAnotherKind {
+        /// What they are.
+        found: CUmemAllocationHandleType,
+        /// What they should be.
+        wanted: CUmemAllocationHandleType,
+    },
     /// The resource can't take handles of the descriptor's kind.
     #[error("the descriptor has handles of kind {:#x}, and the resource is made for kind {:#x}", theirs.0, ours.0)]
     WrongHandleKind {
@@ -306,7 +314,7 @@ impl Error {
             Self::Driver(_) | Self::Handles(_) | Self::Resource(_) => {
                 Some(self.code().map_or((Refusal::OTHER, 0), |code| (Refusal::DRIVER, code.0)))
             }
-            Self::NotExportable { .. } | Self::Imported { .. } => None,
+            Self::NotExportable { .. } | Self::Imported { .. } | Self::HandlesOfAnotherKind { .. } => None,
             // Before there is anybody to tell.
             Self::PathTooLong { .. } | Self::AddressInUse { .. } | Self::PeerDenied { .. } => None,
             Self::NotInherited { .. } => None,
@@ -376,6 +384,10 @@ mod tests {
             Error::Imported { chunk: 1 },
             "chunk 1 was imported and can't be exported again: forward the descriptor that it came by, or copy into a \
              buffer of your own",
+        );
+        check(
+            Error::HandlesOfAnotherKind { found: posix, wanted: fabric },
+            "handles of kind 0x1 where those of kind 0x8 are due",
         );
         check(
             Error::WrongHandleKind { ours: posix, theirs: fabric },

@@ -1,22 +1,24 @@
 //! [`export`]: a buffer's memory as handles that another process can import.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use cuvmm_driver::sys::CUmemAllocationHandleType;
 use cuvmm_handles::Mapping;
-use cuvmm_resource::VirtualMemoryBuffer;
+use cuvmm_resource::{HandleKind, VirtualMemoryBuffer};
 
+use crate::carried::Carried;
 use crate::descriptor::{BufferDescriptor, Metadata};
 use crate::error::Error;
-use crate::handles::Handles;
 use crate::identity::{BufferId, HostId, Location};
 use crate::open_files;
 use crate::watch;
 
 /// Exports a buffer: one handle for each chunk that covers its size, in address order.
 ///
-/// The descriptor pins the memory from now on, by itself: the buffer may be closed, and may grow. An empty buffer
-/// gives a descriptor without handles. Each export makes handles of its own, and all of one buffer have the same
+/// The descriptor pins the memory from now on, by itself: the buffer may be closed, and may grow. Its handles are files;
+/// those of memory that has fabric handles alone are such ([`export_as`]). An empty buffer gives a descriptor without
+/// handles. Each export makes handles of its own, and all of one buffer have the same
 /// [id](BufferDescriptor::id).
 ///
 /// ```
@@ -40,9 +42,41 @@ use crate::watch;
 /// answers. What was exported before a failure is closed.
 #[doc(alias = "cuMemExportToShareableHandle")]
 pub fn export(buffer: &VirtualMemoryBuffer) -> Result<BufferDescriptor, Error> {
+    export_as(buffer, HandleKind::PosixFdAndFabric)
+}
+
+/// As [`export`], as handles of that kind. Where it may be either, they are files if the memory has such, as with
+/// [`export`].
+///
+/// Fabric handles can be imported on other hosts, and pin nothing by themselves: the descriptor that this gives holds a
+/// share of the memory, and its copies elsewhere don't. So it has to live until it is imported where it was sent.
+///
+/// ```
+/// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::default().with_imex()).driver()?.device(0)?;
+/// let options = Options::new().handle_kind(HandleKind::PosixFdAndFabric);
+/// let resource = VirtualMemoryResource::new(&device, options)?;
+/// let buffer = resource.allocate(2 << 20)?;
+/// let descriptor = cuvmm_ipc::export_as(&buffer, HandleKind::Fabric)?;
+/// assert_eq!((descriptor.fabric_handles().len(), descriptor.fds().len()), (1, 0));
+/// buffer.close()?;
+/// let again = cuvmm_ipc::import(&resource, descriptor)?;
+/// # again.close()?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`export`]; [`Error::NotExportable`] also for [`HandleKind::None`].
+#[doc(alias = "cuMemExportToShareableHandle")]
+pub fn export_as(buffer: &VirtualMemoryBuffer, kind: HandleKind) -> Result<BufferDescriptor, Error> {
     watch::export(buffer, || {
-        let export = Export::of(buffer)?;
-        open_files::require(export.chunks())?;
+        let export = Export::of(buffer, kind)?;
+        if export.wanted != CUmemAllocationHandleType::FABRIC {
+            open_files::require(export.chunks())?;
+        }
         BufferDescriptor::with_handles(export.metadata()?, export.handles(0..export.chunks())?)
     })
 }
@@ -51,14 +85,20 @@ pub fn export(buffer: &VirtualMemoryBuffer) -> Result<BufferDescriptor, Error> {
 pub(crate) struct Export<'b> {
     buffer: &'b VirtualMemoryBuffer,
     mappings: Vec<&'b Mapping>,
+    /// The one kind of its handles.
+    wanted: CUmemAllocationHandleType,
 }
 
 impl<'b> Export<'b> {
     /// Refuses what can't be exported. Makes no call.
-    pub(crate) fn of(buffer: &'b VirtualMemoryBuffer) -> Result<Self, Error> {
-        let wanted = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+    pub(crate) fn of(buffer: &'b VirtualMemoryBuffer, kind: HandleKind) -> Result<Self, Error> {
         let has = buffer.resource().handle_kind().as_driver();
-        if !has.contains(wanted) {
+        let wanted = match kind.as_driver() {
+            one if kind != HandleKind::PosixFdAndFabric => one,
+            _ if has == CUmemAllocationHandleType::FABRIC => has,
+            _ => CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR,
+        };
+        if !has.contains(wanted) || wanted == CUmemAllocationHandleType::NONE {
             return Err(Error::NotExportable { has, wanted });
         }
         let mappings = buffer.mappings();
@@ -69,7 +109,7 @@ impl<'b> Export<'b> {
                 error => error.into(),
             })?;
         }
-        Ok(Self { buffer, mappings })
+        Ok(Self { buffer, mappings, wanted })
     }
 
     pub(crate) fn chunks(&self) -> usize {
@@ -80,6 +120,7 @@ impl<'b> Export<'b> {
         let buffer = self.buffer;
         let id = BufferId::of_this_process(buffer.id(), buffer.generation());
         Ok(Metadata {
+            handle_kind: self.wanted,
             location: Some(Location::of(buffer.resource())?),
             id: Some(id.map_err(Error::os("read random bits"))?),
             host: HostId::current(),
@@ -89,10 +130,15 @@ impl<'b> Export<'b> {
     }
 
     /// Exports those chunks, or none: what was exported before a failure is closed.
-    pub(crate) fn handles(&self, chunks: Range<usize>) -> Result<Handles, Error> {
+    pub(crate) fn handles(&self, chunks: Range<usize>) -> Result<Carried, Error> {
         let mappings = self.mappings.get(chunks).unwrap_or_default();
-        let export = |mapping: &&Mapping| mapping.allocation().export_posix_fd();
+        let memory = mappings.iter().map(|mapping| mapping.allocation());
+        if self.wanted == CUmemAllocationHandleType::FABRIC {
+            let handles = memory.clone().map(|memory| memory.export_fabric()).collect::<Result<_, _>>()?;
+            return Ok(Carried::Fabric(handles, memory.map(Arc::clone).collect()));
+        }
         let explained = |error: cuvmm_handles::Error| open_files::explain(error.into(), mappings.len());
-        mappings.iter().map(|mapping| export(mapping).map_err(explained)).collect()
+        let files = memory.map(|memory| memory.export_posix_fd().map_err(explained)).collect::<Result<_, _>>()?;
+        Ok(Carried::Files(files))
     }
 }

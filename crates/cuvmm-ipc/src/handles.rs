@@ -130,6 +130,10 @@ impl Handles {
         self.0.len()
     }
 
+    pub(crate) fn as_files(&self) -> &[Arc<OwnedFd>] {
+        &self.0
+    }
+
     pub(crate) fn as_fds(&self) -> impl ExactSizeIterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(AsFd::as_fd)
     }

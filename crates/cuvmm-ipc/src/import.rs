@@ -6,6 +6,7 @@ use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocation, CUmemLocationT
 use cuvmm_handles::{Allocation, GranularSize};
 use cuvmm_resource::{Release, VirtualMemoryBuffer, VirtualMemoryResource};
 
+use crate::carried::Handle;
 use crate::descriptor::{BufferDescriptor, Metadata};
 use crate::error::Error;
 use crate::file_kind::FileKind;
@@ -157,7 +158,7 @@ impl<'r> Importer<'r> {
             let admitted = self.admit(descriptor.metadata())?;
             admitted.check_files(descriptor.fds().enumerate())?;
             let (metadata, handles) = descriptor.into_handles();
-            let mut handles = handles.into_files().into_iter();
+            let mut handles = handles.into_each();
             admitted.map(&metadata, |_| Ok(handles.next()))
         })
     }
@@ -170,7 +171,7 @@ impl<'r> Importer<'r> {
         watch::import(watch::import_span(self.resource, Some(descriptor.metadata()))?, || {
             let admitted = self.admit(descriptor.metadata())?;
             admitted.check_files(descriptor.fds().enumerate())?;
-            let mut handles = descriptor.fds();
+            let mut handles = descriptor.handles().each();
             admitted.map(descriptor.metadata(), |_| Ok(handles.next()))
         })
     }
@@ -187,13 +188,12 @@ impl<'r> Importer<'r> {
             driver.require_same(stream.driver())?;
         }
         let ours = resource.handle_kind().as_driver();
-        let posix = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
-        if metadata.handle_kind != posix || !ours.contains(posix) {
-            return Err(Error::WrongHandleKind { ours, theirs: metadata.handle_kind });
+        let theirs = metadata.handle_kind;
+        let kinds = [CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, CUmemAllocationHandleType::FABRIC];
+        if !kinds.contains(&theirs) || !ours.contains(theirs) {
+            return Err(Error::WrongHandleKind { ours, theirs });
         }
-        if let Some((ours, theirs)) = HostId::differ(HostId::current(), metadata.host) {
-            return Err(Error::WrongHost { ours, theirs });
-        }
+        check_host(theirs, metadata.location, metadata.host)?;
         metadata.check()?;
         let granularity = resource.minimum_granularity();
         for (chunk, &bytes) in metadata.sizes.iter().enumerate() {
@@ -227,6 +227,21 @@ impl<'r> Importer<'r> {
     }
 }
 
+/// Refuses what means nothing on this host: files of another one, and the number of another's node. Fabric handles of a
+/// device's memory are there for other hosts.
+pub(crate) fn check_host(
+    handles: CUmemAllocationHandleType,
+    location: Option<Location>,
+    host: Option<HostId>,
+) -> Result<(), Error> {
+    let is_for_any =
+        handles == CUmemAllocationHandleType::FABRIC && !matches!(location, Some(Location::HostNuma { .. }));
+    match HostId::differ(HostId::current(), host) {
+        Some((ours, theirs)) if !is_for_any => Err(Error::WrongHost { ours, theirs }),
+        _ => Ok(()),
+    }
+}
+
 /// Metadata that were found to be acceptable: the importer's, and what is due to be found of the memory.
 pub(crate) struct Admitted<'i> {
     importer: &'i Importer<'i>,
@@ -248,12 +263,12 @@ impl Admitted<'_> {
     pub(crate) fn map<F: AsFd>(
         &self,
         metadata: &Metadata,
-        mut next: impl FnMut(usize) -> Result<Option<F>, Error>,
+        mut next: impl FnMut(usize) -> Result<Option<Handle<F>>, Error>,
     ) -> Result<VirtualMemoryBuffer, Error> {
         let buffer = self.importer.resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
             let chunks = metadata.sizes.len();
             let handle = next(chunk)?.ok_or(Error::HandleCount { handles: chunk, chunks })?;
-            self.import_chunk(chunk, handle.as_fd(), size)
+            self.import_chunk(chunk, &handle, size)
         })?;
         if let Some(release) = &self.importer.release {
             buffer.set_release(release.clone())?;
@@ -262,14 +277,16 @@ impl Admitted<'_> {
     }
 
     /// Imports one chunk, and compares what the driver says of it.
-    fn import_chunk(&self, chunk: usize, handle: BorrowedFd<'_>, size: GranularSize) -> Result<Allocation, Error> {
+    fn import_chunk<F: AsFd>(&self, chunk: usize, handle: &Handle<F>, size: GranularSize) -> Result<Allocation, Error> {
         let driver = self.importer.resource.device().driver();
-        let allocation = if handle.as_raw_fd() == 0 {
+        let allocation = match handle {
             // The driver takes 0 for a null pointer. A duplicate has another number.
-            Allocation::import_posix_fd(driver, duplicate(handle)?.as_fd(), size)?
-        } else {
-            Allocation::import_posix_fd(driver, handle, size)?
-        };
+            Handle::File(file) if file.as_fd().as_raw_fd() == 0 => {
+                Allocation::import_posix_fd(driver, duplicate(file.as_fd())?.as_fd(), size)
+            }
+            Handle::File(file) => Allocation::import_posix_fd(driver, file.as_fd(), size),
+            Handle::Fabric(handle) => Allocation::import_fabric(driver, handle, size),
+        }?;
         let (found, expected) = (allocation.properties()?.location, self.expected);
         if found == expected || (found == HIDDEN && self.or_hidden) {
             Ok(allocation)

@@ -4,6 +4,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("cuvmm supports 64-bit Linux alone");
 
+mod carried;
 mod child;
 mod descriptor;
 mod error;
@@ -26,7 +27,7 @@ pub mod wire;
 pub use child::{inherited_socket, spawn_with_socket};
 pub use descriptor::{BufferDescriptor, InvalidMetadata, Metadata};
 pub use error::Error;
-pub use export::export;
+pub use export::{export, export_as};
 pub use file_kind::FileKind;
 pub use handles::HandleFd;
 pub use identity::{BufferId, HostId, Location};

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemLocationType, CUuuid};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemFabricHandle, CUmemLocationType, CUuuid};
 
 use crate::descriptor::{InvalidMetadata, Metadata};
 use crate::identity::{BufferId, HostId, Location};
@@ -23,8 +23,10 @@ pub const MAX_HANDLES_PER_MESSAGE: usize = 253;
 pub const INITIAL_HANDLES: usize = 16;
 /// The length of a reply.
 pub const REPLY_LENGTH: usize = 8;
-/// The length of the data that a message of handles has.
+/// The length of the data that a message of handles has: of file descriptors, and of fabric handles before them.
 pub const HANDLES_LENGTH: usize = 4;
+/// The length of a fabric handle.
+pub const FABRIC_HANDLE_LENGTH: usize = size_of::<CUmemFabricHandle>();
 
 /// Where the fields of the header stand.
 mod at {
@@ -118,7 +120,7 @@ pub enum WireError {
 /// # Ok::<(), cuvmm_ipc::InvalidMetadata>(())
 /// ```
 ///
-/// Any kind of handle can be said, though only POSIX file descriptors have a transport in this version.
+/// Any kind of handle can be said, though only POSIX file descriptors and fabric handles are taken in this version.
 ///
 /// # Errors
 /// [`InvalidMetadata`]: what does not fit together is not sent.
@@ -239,6 +241,11 @@ impl Preamble {
         Ok(Self { chunks, metadata })
     }
 
+    /// The kind of the handles.
+    pub fn handle_kind(&self) -> CUmemAllocationHandleType {
+        self.metadata.handle_kind
+    }
+
     /// How many chunks follow.
     pub fn chunks(&self) -> usize {
         self.chunks as usize
@@ -252,6 +259,11 @@ impl Preamble {
     /// The size of the buffer.
     pub fn size(&self) -> usize {
         self.metadata.size
+    }
+
+    /// Where the memory lives.
+    pub fn location(&self) -> Option<Location> {
+        self.metadata.location
     }
 
     /// The host on which the handles mean something.
@@ -276,7 +288,7 @@ impl Preamble {
     }
 }
 
-/// The data of a message with that many handles; 0 handles say that the sender gives up.
+/// The data of a message with that many handles, whole for file descriptors; 0 handles say that the sender gives up.
 ///
 /// ```
 /// use cuvmm_ipc::wire::{decode_handles, encode_handles};
@@ -296,6 +308,40 @@ pub fn decode_handles(bytes: &[u8; HANDLES_LENGTH]) -> Result<usize, WireError> 
     let found = u32::from_le_bytes(*bytes);
     let handles = found as usize;
     if handles > MAX_HANDLES_PER_MESSAGE { Err(WireError::Handles { found }) } else { Ok(handles) }
+}
+
+/// A message of those fabric handles: how many, and their bytes. [`MAX_HANDLES_PER_MESSAGE`] is the most that is taken.
+///
+/// ```
+/// use cuvmm_driver::sys::CUmemFabricHandle;
+/// use cuvmm_ipc::wire::{WireError, decode_fabric_handles, encode_fabric_handles};
+///
+/// let handles = [1, 2].map(|byte| CUmemFabricHandle { data: [byte; 64] });
+/// let message = encode_fabric_handles(&handles);
+/// assert_eq!(message.len(), 4 + 2 * 64);
+/// assert_eq!(decode_fabric_handles(&message), Ok(handles.to_vec()));
+/// assert_eq!(decode_fabric_handles(&message[..100]), Err(WireError::Length { found: 100, expected: 132 }));
+/// ```
+pub fn encode_fabric_handles(handles: &[CUmemFabricHandle]) -> Vec<u8> {
+    let mut bytes = encode_handles(handles.len()).to_vec();
+    handles.iter().for_each(|handle| bytes.extend(handle.data));
+    bytes
+}
+
+/// The fabric handles of a whole message.
+///
+/// # Errors
+/// [`WireError::Handles`] above [`MAX_HANDLES_PER_MESSAGE`], [`WireError::Length`].
+pub fn decode_fabric_handles(bytes: &[u8]) -> Result<Vec<CUmemFabricHandle>, WireError> {
+    let Some((count, rest)) = bytes.split_first_chunk() else {
+        return Err(WireError::Length { found: bytes.len(), expected: HANDLES_LENGTH });
+    };
+    let expected = HANDLES_LENGTH + FABRIC_HANDLE_LENGTH * decode_handles(count)?;
+    if bytes.len() != expected {
+        return Err(WireError::Length { found: bytes.len(), expected });
+    }
+    let (handles, _) = rest.as_chunks();
+    Ok(handles.iter().map(|&data| CUmemFabricHandle { data }).collect())
 }
 
 /// What a receiver answers.

@@ -11,6 +11,7 @@ use std::thread;
 use cuvmm_driver::{CUresult, Call, Driver, Failure, Hook, Hooked, Invocation};
 use cuvmm_ipc::wire::Refusal;
 use cuvmm_ipc::{Error, Limits, export, import, import_from, receive_buffer, send_buffer};
+use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
 use cuvmm_sim::{Live, Machine, Simulator};
 use simulated::{assert_reads, grown, shareable, write};
 use support::{OpenFiles, pair, soon};
@@ -85,7 +86,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let simulator = Simulator::new(Machine::small());
+        let simulator = Simulator::new(Machine::small().with_imex());
         let fault = Arc::new(Fault::default());
         let driver = Driver::new(Hooked::new(simulator.clone(), Arc::clone(&fault))).unwrap();
         Self { simulator, driver, fault }
@@ -127,41 +128,50 @@ impl Bench {
     }
 }
 
+/// The kinds of handle that memory is shared by.
+const KINDS: [HandleKind; 2] = [HandleKind::PosixFd, HandleKind::Fabric];
+
+fn of_kind(driver: &Driver, kind: HandleKind) -> VirtualMemoryResource {
+    VirtualMemoryResource::new(&driver.device(0).unwrap(), Options::new().handle_kind(kind)).unwrap()
+}
+
 const CODES: [CUresult; 3] = [CUresult::OUT_OF_MEMORY, CUresult::NOT_SUPPORTED, CUresult::UNKNOWN];
 
 #[test]
 fn a_failed_export_closes_what_was_exported_before() {
-    let files = OpenFiles::watch();
-    let bench = Bench::new();
-    let resource = shareable(&bench.driver, 0);
-    let buffer = grown(&resource, 3);
-    write(&buffer, 1);
-    // What is found out once is found out here.
-    drop(export(&buffer).unwrap());
-    let open = OpenFiles::count();
-    for code in CODES {
-        let nothing_left = bench.nothing_left();
-        let calls = bench.fail_each(
-            code,
-            false,
-            || export(&buffer),
-            |call, live| {
-                nothing_left(call, live);
-                assert_eq!(OpenFiles::count(), open, "{call}");
-            },
-        );
-        let exports = calls.iter().filter(|call| **call == Call::cuMemExportToShareableHandle).count();
-        assert_eq!(exports, 3, "{calls:?}");
+    for kind in KINDS {
+        let files = OpenFiles::watch();
+        let bench = Bench::new();
+        let resource = of_kind(&bench.driver, kind);
+        let buffer = grown(&resource, 3);
+        write(&buffer, 1);
+        // What is found out once is found out here.
+        drop(export(&buffer).unwrap());
+        let open = OpenFiles::count();
+        for code in CODES {
+            let nothing_left = bench.nothing_left();
+            let calls = bench.fail_each(
+                code,
+                false,
+                || export(&buffer),
+                |call, live| {
+                    nothing_left(call, live);
+                    assert_eq!(OpenFiles::count(), open, "{call}");
+                },
+            );
+            let exports = calls.iter().filter(|call| **call == Call::cuMemExportToShareableHandle).count();
+            assert_eq!(exports, 3, "{calls:?}");
+        }
+        assert_reads(&buffer, 1);
+        let larger = buffer.grow(buffer.size() + 1).unwrap();
+        larger.close().unwrap();
+        assert_reads(&buffer, 1);
+        buffer.close().unwrap();
+        drop(resource);
+        assert_eq!(bench.simulator.live(), Live::default());
+        drop(bench);
+        files.assert_unchanged();
     }
-    assert_reads(&buffer, 1);
-    let larger = buffer.grow(buffer.size() + 1).unwrap();
-    larger.close().unwrap();
-    assert_reads(&buffer, 1);
-    buffer.close().unwrap();
-    drop(resource);
-    assert_eq!(bench.simulator.live(), Live::default());
-    drop(bench);
-    files.assert_unchanged();
 }
 
 #[test]
@@ -180,41 +190,43 @@ fn an_export_that_failed_after_its_effect_loses_one_handle() {
 
 #[test]
 fn a_failed_import_leaves_nothing() {
-    let files = OpenFiles::watch();
-    let bench = Bench::new();
-    let resource = shareable(&bench.driver, 0);
-    let buffer = grown(&resource, 3);
-    write(&buffer, 2);
-    let descriptor = export(&buffer).unwrap();
-    // What is found out once is found out here.
-    drop(import_from(&resource, &descriptor).unwrap());
-    let open = OpenFiles::count();
-    for code in CODES {
-        let nothing_left = bench.nothing_left();
-        let calls = bench.fail_each(
-            code,
-            false,
-            || {
-                let imported = import_from(&resource, &descriptor)?;
-                bench.fault.pause(|| {
-                    assert_reads(&imported, 2);
-                    drop(imported);
-                });
-                Ok(())
-            },
-            |call, live| {
-                nothing_left(call, live);
-                assert_eq!(OpenFiles::count(), open, "{call}");
-            },
-        );
-        for call in [Call::cuMemImportFromShareableHandle, Call::cuMemMap, Call::cuMemSetAccess] {
-            assert_eq!(calls.iter().filter(|known| **known == call).count(), 3, "{calls:?}");
+    for kind in KINDS {
+        let files = OpenFiles::watch();
+        let bench = Bench::new();
+        let resource = of_kind(&bench.driver, kind);
+        let buffer = grown(&resource, 3);
+        write(&buffer, 2);
+        let descriptor = export(&buffer).unwrap();
+        // What is found out once is found out here.
+        drop(import_from(&resource, &descriptor).unwrap());
+        let open = OpenFiles::count();
+        for code in CODES {
+            let nothing_left = bench.nothing_left();
+            let calls = bench.fail_each(
+                code,
+                false,
+                || {
+                    let imported = import_from(&resource, &descriptor)?;
+                    bench.fault.pause(|| {
+                        assert_reads(&imported, 2);
+                        drop(imported);
+                    });
+                    Ok(())
+                },
+                |call, live| {
+                    nothing_left(call, live);
+                    assert_eq!(OpenFiles::count(), open, "{call}");
+                },
+            );
+            for call in [Call::cuMemImportFromShareableHandle, Call::cuMemMap, Call::cuMemSetAccess] {
+                assert_eq!(calls.iter().filter(|known| **known == call).count(), 3, "{calls:?}");
+            }
         }
+        drop((buffer, descriptor, resource));
+        assert_eq!(bench.simulator.live(), Live::default());
+        drop(bench);
+        files.assert_unchanged();
     }
-    drop((buffer, descriptor, resource));
-    assert_eq!(bench.simulator.live(), Live::default());
-    drop(bench);
-    files.assert_unchanged();
 }
 
 #[test]
@@ -274,40 +286,42 @@ fn an_import_by_value_that_fails_midway_closes_every_handle() {
 
 #[test]
 fn both_sides_of_an_exchange_hear_of_a_failure_of_either() {
-    let files = OpenFiles::watch();
-    let (exporter, importer) = (Bench::new(), Bench::new());
-    let (from, to) = (shareable(&exporter.driver, 0), shareable(&importer.driver, 0));
-    let buffer = grown(&from, 40);
-    let exchange = || {
-        let (ours, theirs) = pair();
-        thread::scope(|scope| {
-            let sender = scope.spawn(|| send_buffer(ours, &buffer, soon()));
-            let received = receive_buffer(theirs, &to, &Limits::default(), soon());
-            (sender.join().unwrap(), received.map(drop))
-        })
-    };
-    assert!(matches!(exchange(), (Ok(()), Ok(()))));
-    let before = (exporter.simulator.live(), importer.simulator.live(), OpenFiles::count());
-    let assert_unchanged = || {
-        assert_eq!((exporter.simulator.live(), importer.simulator.live(), OpenFiles::count()), before);
-    };
-    // The calls of an export are one for each chunk.
-    for passing in [0, 1, 15, 16, 29, 39] {
-        exporter.fault.arm(passing, CUresult::OPERATING_SYSTEM, false);
-        let (sent, received) = exchange();
-        let (sent, received) = (sent.unwrap_err(), received.unwrap_err());
-        assert_eq!(exporter.fault.disarm(), sent.call());
-        assert!(matches!(received, Error::Abandoned { chunks: 40, .. }), "{received}");
-        assert_unchanged();
+    for kind in KINDS {
+        let files = OpenFiles::watch();
+        let (exporter, importer) = (Bench::new(), Bench::new());
+        let (from, to) = (of_kind(&exporter.driver, kind), of_kind(&importer.driver, kind));
+        let buffer = grown(&from, 40);
+        let exchange = || {
+            let (ours, theirs) = pair();
+            thread::scope(|scope| {
+                let sender = scope.spawn(|| send_buffer(ours, &buffer, soon()));
+                let received = receive_buffer(theirs, &to, &Limits::default(), soon());
+                (sender.join().unwrap(), received.map(drop))
+            })
+        };
+        assert!(matches!(exchange(), (Ok(()), Ok(()))));
+        let before = (exporter.simulator.live(), importer.simulator.live(), OpenFiles::count());
+        let assert_unchanged = || {
+            assert_eq!((exporter.simulator.live(), importer.simulator.live(), OpenFiles::count()), before);
+        };
+        // The calls of an export are one for each chunk.
+        for passing in [0, 1, 15, 16, 29, 39] {
+            exporter.fault.arm(passing, CUresult::OPERATING_SYSTEM, false);
+            let (sent, received) = exchange();
+            let (sent, received) = (sent.unwrap_err(), received.unwrap_err());
+            assert_eq!(exporter.fault.disarm(), sent.call());
+            assert!(matches!(received, Error::Abandoned { chunks: 40, .. }), "{received}");
+            assert_unchanged();
+        }
+        for passing in [0, 5, 60, 100, 160] {
+            importer.fault.arm(passing, CUresult::OUT_OF_MEMORY, false);
+            let (sent, received) = exchange();
+            let (sent, received) = (sent.unwrap_err(), received.unwrap_err());
+            assert_eq!(importer.fault.disarm(), received.call());
+            assert!(matches!(sent, Error::Refused { reason: Refusal::DRIVER, detail: 2 }), "{sent}");
+            assert_unchanged();
+        }
+        drop((buffer, from, to, exporter, importer));
+        files.assert_unchanged();
     }
-    for passing in [0, 5, 60, 100, 160] {
-        importer.fault.arm(passing, CUresult::OUT_OF_MEMORY, false);
-        let (sent, received) = exchange();
-        let (sent, received) = (sent.unwrap_err(), received.unwrap_err());
-        assert_eq!(importer.fault.disarm(), received.call());
-        assert!(matches!(sent, Error::Refused { reason: Refusal::DRIVER, detail: 2 }), "{sent}");
-        assert_unchanged();
-    }
-    drop((buffer, from, to, exporter, importer));
-    files.assert_unchanged();
 }

@@ -7,7 +7,7 @@ mod support;
 
 use cuvmm_driver::Call;
 use cuvmm_driver::sys::{CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemLocation};
-use cuvmm_ipc::{BufferDescriptor, Error, Location, export, import, import_from};
+use cuvmm_ipc::{BufferDescriptor, Error, Location, export, export_as, import, import_from};
 use cuvmm_resource::{Access, GranularityKind, HandleKind, Options, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Live, Machine, NumaNode};
 use simulated::{Bench, G, assert_reads, write};
@@ -63,7 +63,7 @@ fn memory_of_fabric_handles_alone_is_not_shared_by_file_descriptor() {
     let buffer = fabric.allocate(G).unwrap();
     let descriptor = export(&shareable.allocate(G).unwrap()).unwrap();
     bench.simulator.clear_calls();
-    match export(&buffer) {
+    match export_as(&buffer, HandleKind::PosixFd) {
         Err(Error::NotExportable { has, wanted }) => assert_eq!((has, wanted), (FABRIC, POSIX)),
         other => panic!("{other:?}"),
     }
@@ -73,7 +73,7 @@ fn memory_of_fabric_handles_alone_is_not_shared_by_file_descriptor() {
     }
     // What came as a handle of another kind, of several, or of none, is no file descriptor.
     let (metadata, handles) = descriptor.into_parts().unwrap();
-    for kind in [0, FABRIC.0, POSIX.0 | FABRIC.0, 2].map(CUmemAllocationHandleType) {
+    for kind in [0, POSIX.0 | FABRIC.0, 2].map(CUmemAllocationHandleType) {
         let mut metadata = metadata.clone();
         metadata.handle_kind = kind;
         let handles = handles.iter().map(|handle| handle.try_clone().unwrap()).collect();

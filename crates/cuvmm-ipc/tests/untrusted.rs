@@ -114,7 +114,7 @@ fn sizes_in_another_order_are_refused_by_the_map() {
 
 #[test]
 fn another_kind_of_handle_is_refused() {
-    for kind in [CUmemAllocationHandleType::NONE, CUmemAllocationHandleType::FABRIC, CUmemAllocationHandleType(3)] {
+    for kind in [0, 3, 9].map(CUmemAllocationHandleType) {
         check(
             |metadata, _| metadata.handle_kind = kind,
             |error| matches!(error, Error::WrongHandleKind { ours, .. } if ours.0 == 1),

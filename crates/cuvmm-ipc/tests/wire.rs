@@ -1,6 +1,6 @@
 //! The wire format: whatever is sent is understood, whatever is not ours is refused, and no bytes panic.
 
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUuuid};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemFabricHandle, CUuuid};
 use cuvmm_ipc::wire::{self, Preamble, Refusal, Reply, WireError};
 use cuvmm_ipc::{BufferId, HostId, InvalidMetadata, Location, Metadata};
 use proptest::prelude::*;
@@ -128,7 +128,36 @@ fn every_reply_that_is_not_ours_is_refused() {
     assert_eq!(wire::decode_handles(&[253, 0, 0, 0]), Ok(253));
 }
 
+#[test]
+fn fabric_handles_follow_their_number() {
+    let handles = [b'a', b'b'].map(|byte| CUmemFabricHandle { data: [byte; 64] });
+    let message = wire::encode_fabric_handles(&handles);
+    assert_eq!(message, [&[2, 0, 0, 0][..], &[b'a'; 64], &[b'b'; 64]].concat());
+    assert_eq!(wire::decode_fabric_handles(&message).unwrap(), handles);
+    assert_eq!(wire::decode_fabric_handles(&[0; 4]), Ok(Vec::new()), "the sender gives up");
+    let check = |bytes: &[u8], expect| assert_eq!(wire::decode_fabric_handles(bytes), Err(expect), "{bytes:?}");
+    check(&[2, 0, 0], WireError::Length { found: 3, expected: 4 });
+    check(&[1, 0, 0, 0], WireError::Length { found: 4, expected: 68 });
+    check(&[254, 0, 0, 0], WireError::Handles { found: 254 });
+    check(&[&message[..], &[0]].concat(), WireError::Length { found: 133, expected: 132 });
+}
+
 proptest! {
+    #[test]
+    fn a_message_of_fabric_handles_reads_as_it_is_written(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..400),
+        count in prop::option::of(0..7u8),
+    ) {
+        if let (Some(count), [first, second, third, fourth, ..]) = (count, &mut bytes[..]) {
+            (*first, *second, *third, *fourth) = (count, 0, 0, 0);
+            bytes.resize(4 + 64 * usize::from(count), 7);
+        }
+        match wire::decode_fabric_handles(&bytes) {
+            Ok(handles) => prop_assert_eq!(wire::encode_fabric_handles(&handles), bytes),
+            Err(error) => prop_assert!(count.is_none() || bytes.len() < 4, "{}", error),
+        }
+    }
+
     #[test]
     fn what_fits_comes_back_and_what_does_not_is_never_sent(metadata in any_metadata()) {
         match (metadata.check(), wire::encode(&metadata)) {

@@ -1,11 +1,14 @@
 //! [`Incoming`]: the receiver's side of one transfer.
 
+use cuvmm_driver::sys::CUmemAllocationHandleType;
+
 use super::Limits;
 use super::channel::Channel;
+use crate::carried::{Carried, Kept};
 use crate::descriptor::Metadata;
 use crate::error::Error;
 use crate::handles::Handles;
-use crate::identity::HostId;
+use crate::import;
 use crate::wire::{self, INITIAL_HANDLES, MAX_HANDLES_PER_MESSAGE, Preamble, Reply};
 
 /// A transfer whose header was received and is acceptable. Its handles follow in batches.
@@ -24,9 +27,7 @@ impl<'s> Incoming<'s> {
         let mut preamble = [0; wire::PREAMBLE_LENGTH];
         channel.receive_bytes(&mut preamble, "receive a header")?;
         let preamble = Preamble::decode(&preamble)?;
-        if let Some((ours, theirs)) = HostId::differ(HostId::current(), preamble.host()) {
-            return Err(Error::WrongHost { ours, theirs });
-        }
+        import::check_host(preamble.handle_kind(), preamble.location(), preamble.host())?;
         let limit = limits.max_handles.min(Metadata::MAX_CHUNKS);
         if preamble.chunks() > limit {
             return Err(Error::TooManyHandles { chunks: preamble.chunks(), limit });
@@ -51,23 +52,35 @@ impl<'s> Incoming<'s> {
 
     /// Receives the next handles: at least one; none at the end. Where the sender must be asked for more, it is asked
     /// for `batch` at most.
-    pub(super) fn next(&mut self, batch: usize) -> Result<Handles, Error> {
+    pub(super) fn next(&mut self, batch: usize) -> Result<Carried, Error> {
         let chunks = self.metadata.sizes.len();
         let left = chunks.saturating_sub(self.received);
+        let kind = self.metadata.handle_kind;
         if left == 0 {
-            return Ok(Handles::default());
+            return Ok(Carried::none_of(kind));
         }
         if self.allowed == 0 {
             self.allowed = left.min(batch.clamp(1, MAX_HANDLES_PER_MESSAGE));
             let more = Reply::More { handles: u16::try_from(self.allowed).unwrap_or(u16::MAX) };
             self.channel.reply(&more.encode(), "ask for more handles")?;
         }
+        let handles = if kind == CUmemAllocationHandleType::FABRIC { self.fabric()? } else { self.files()? };
+        if handles.len() == 0 {
+            return Err(Error::Abandoned { sent: self.received, chunks });
+        }
+        self.received += handles.len();
+        self.allowed -= handles.len();
+        Ok(handles)
+    }
+
+    /// Receives a message of files: as many as it says, and no more than may come.
+    fn files(&self) -> Result<Carried, Error> {
         let mut announced = [0; wire::HANDLES_LENGTH];
         let mut handles = Handles::default();
         let result = self.channel.receive(&mut announced, &mut handles, self.allowed, "receive handles");
         result.map_err(|error| match error {
             Error::TruncatedHandles { received, .. } => {
-                Error::TruncatedHandles { announced: chunks, received: self.received + received }
+                Error::TruncatedHandles { announced: self.metadata.sizes.len(), received: self.received + received }
             }
             error => error,
         })?;
@@ -75,12 +88,22 @@ impl<'s> Incoming<'s> {
         if announced != handles.len() || announced > self.allowed {
             return Err(Error::UnexpectedHandles { announced, received: handles.len() });
         }
-        if announced == 0 {
-            return Err(Error::Abandoned { sent: self.received, chunks });
+        Ok(Carried::Files(handles))
+    }
+
+    /// Receives a message of fabric handles. How many is looked at before there is room for them.
+    fn fabric(&self) -> Result<Carried, Error> {
+        let operation = "receive handles";
+        let mut announced = [0; wire::HANDLES_LENGTH];
+        self.channel.receive_bytes(&mut announced, operation)?;
+        let received = wire::decode_handles(&announced)?;
+        if received > self.allowed {
+            return Err(Error::UnexpectedHandles { announced: self.allowed, received });
         }
-        self.received += announced;
-        self.allowed -= announced;
-        Ok(handles)
+        let mut handles = vec![0; wire::FABRIC_HANDLE_LENGTH * received];
+        self.channel.receive_bytes(&mut handles, operation)?;
+        let handles = wire::decode_fabric_handles(&[&announced[..], &handles].concat())?;
+        Ok(Carried::Fabric(handles, Kept::default()))
     }
 
     /// Tells the sender that all came and is kept; a sender that is gone by now need not hear it.

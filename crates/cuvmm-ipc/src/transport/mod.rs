@@ -4,7 +4,7 @@ mod channel;
 mod incoming;
 mod outgoing;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 pub(crate) use channel::require_unix_stream;
@@ -13,12 +13,13 @@ use channel::Channel;
 use incoming::Incoming;
 use outgoing::Outgoing;
 
-use cuvmm_resource::{VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_driver::sys::CUmemAllocationHandleType;
+use cuvmm_resource::{HandleKind, VirtualMemoryBuffer, VirtualMemoryResource};
 
+use crate::carried::{Carried, Each};
 use crate::descriptor::BufferDescriptor;
 use crate::error::Error;
 use crate::export::Export;
-use crate::handles::Handles;
 use crate::import::Importer;
 use crate::open_files;
 use crate::watch;
@@ -80,14 +81,15 @@ impl Default for Limits {
 pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant) -> Result<(), Error> {
     let channel = Channel::new(socket.as_fd(), deadline)?;
     let mut outgoing = Outgoing::begin(channel, descriptor.metadata())?;
-    let handles: Vec<BorrowedFd<'_>> = descriptor.fds().collect();
-    let mut left = handles.as_slice();
-    while !left.is_empty() {
-        let (due, rest) = left.split_at(outgoing.due()?.min(left.len()));
-        outgoing.send(due)?;
-        left = rest;
+    let mut next = 0;
+    loop {
+        let due = next..next + outgoing.due()?;
+        if due.is_empty() {
+            return outgoing.finish();
+        }
+        next = due.end;
+        outgoing.send(&descriptor.handles().batch(due))?;
     }
-    outgoing.finish()
 }
 
 /// Receives a descriptor from a connected Unix stream socket.
@@ -133,17 +135,20 @@ pub fn receive<S: AsFd>(socket: S, limits: &Limits, deadline: Instant) -> Result
     let receive = || {
         let mut incoming = Incoming::begin(channel, limits)?;
         let needed = incoming.metadata().sizes.len();
-        open_files::require(needed)?;
-        let mut handles = Handles::default();
+        let kind = incoming.metadata().handle_kind;
+        if kind != CUmemAllocationHandleType::FABRIC {
+            open_files::require(needed)?;
+        }
+        let mut handles = Carried::none_of(kind);
         loop {
-            let mut batch = incoming.next(MAX_HANDLES_PER_MESSAGE).map_err(|error| match error {
+            let batch = incoming.next(MAX_HANDLES_PER_MESSAGE).map_err(|error| match error {
                 Error::OpenFiles { limit, .. } => Error::OpenFiles { limit, needed },
                 error => error,
             })?;
             if batch.len() == 0 {
                 return BufferDescriptor::with_handles(incoming.accept()?, handles);
             }
-            handles.append(&mut batch);
+            handles.append(batch);
         }
     };
     receive().inspect_err(|error| incoming::refuse(channel, error))
@@ -160,7 +165,9 @@ const OPEN_AT_ONCE: usize = 32;
 /// # Errors
 /// As [`export`](crate::export()) and [`send`]. The receiver of a buffer that could not be exported whole is told.
 pub fn send_buffer<S: AsFd>(socket: S, buffer: &VirtualMemoryBuffer, deadline: Instant) -> Result<(), Error> {
-    watch::export(buffer, || send_exported(Channel::new(socket.as_fd(), deadline)?, &Export::of(buffer)?))
+    watch::export(buffer, || {
+        send_exported(Channel::new(socket.as_fd(), deadline)?, &Export::of(buffer, HandleKind::PosixFdAndFabric)?)
+    })
 }
 
 fn send_exported(channel: Channel<'_>, export: &Export<'_>) -> Result<(), Error> {
@@ -179,9 +186,9 @@ fn send_exported(channel: Channel<'_>, export: &Export<'_>) -> Result<(), Error>
                 return Err(error);
             }
         };
-        outgoing.send(&handles.as_fds().collect::<Vec<_>>())?;
-        // Made here, they are known to close at once.
-        drop(handles.into_files());
+        outgoing.send(&handles.batch(0..handles.len()))?;
+        // Made here, files are known to close at once.
+        drop(handles.into_each());
     }
 }
 
@@ -223,13 +230,14 @@ impl Importer<'_> {
         let mut incoming = Incoming::begin(channel, limits)?;
         let metadata = incoming.metadata().clone();
         let admitted = self.admit(&metadata)?;
-        let mut handles = Vec::new().into_iter();
+        let mut handles = Each::default();
         let buffer = admitted.map(&metadata, |chunk| {
-            if handles.len() == 0 {
-                let batch = incoming.next(OPEN_AT_ONCE)?;
-                admitted.check_files(batch.as_fds().enumerate().map(|(nth, fd)| (chunk + nth, fd)))?;
-                handles = batch.into_files().into_iter();
+            if let Some(handle) = handles.next() {
+                return Ok(Some(handle));
             }
+            let batch = incoming.next(OPEN_AT_ONCE)?;
+            admitted.check_files(batch.as_fds().enumerate().map(|(nth, fd)| (chunk + nth, fd)))?;
+            handles = batch.into_each();
             Ok(handles.next())
         })?;
         incoming.accept()?;

@@ -1,8 +1,7 @@
 //! [`Outgoing`]: the sender's side of one transfer.
 
-use std::os::fd::BorrowedFd;
-
 use super::channel::Channel;
+use crate::carried::Batch;
 use crate::descriptor::Metadata;
 use crate::error::Error;
 use crate::wire::{self, INITIAL_HANDLES, MAX_HANDLES_PER_MESSAGE, Reply};
@@ -37,12 +36,20 @@ impl<'s> Outgoing<'s> {
         Ok(self.left.min(self.wanted).min(MAX_HANDLES_PER_MESSAGE))
     }
 
-    /// Sends that many. They may be closed when this returns: the kernel holds what is on its way.
-    pub(super) fn send(&mut self, handles: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    /// Sends that many. Files may be closed when this returns: the kernel holds what is on its way.
+    pub(super) fn send(&mut self, handles: &Batch<'_>) -> Result<(), Error> {
         let operation = "send handles";
-        self.answered(self.channel.send(&wire::encode_handles(handles.len()), handles, operation), operation)?;
-        self.left = self.left.saturating_sub(handles.len());
-        self.wanted = self.wanted.saturating_sub(handles.len());
+        let (sent, result) = match handles {
+            Batch::Files(files) => {
+                (files.len(), self.channel.send(&wire::encode_handles(files.len()), files, operation))
+            }
+            Batch::Fabric(handles) => {
+                (handles.len(), self.channel.send(&wire::encode_fabric_handles(handles), &[], operation))
+            }
+        };
+        self.answered(result, operation)?;
+        self.left = self.left.saturating_sub(sent);
+        self.wanted = self.wanted.saturating_sub(sent);
         Ok(())
     }
 
