@@ -228,6 +228,15 @@ impl Backend {
 
     /// Opens a backend. A GPU that isn't there is a failure and no silent pass.
     pub fn open(kind: Kind, test: &'static str) -> Self {
+        Self::open_on(kind, test, |machine| machine)
+    }
+
+    /// Another driver of the same kind. Where it is simulated, its machine has an IMEX channel: fabric handles can be had.
+    pub fn with_channel(&self) -> Self {
+        Self::open_on(self.kind, self.test, Machine::with_imex)
+    }
+
+    fn open_on(kind: Kind, test: &'static str, change: impl FnOnce(Machine) -> Machine) -> Self {
         let (watches, faults, ledger, trail) = (Watches::default(), Faults::new(), Ledger::new(), Trail::default());
         let machine = match kind {
             Kind::Strict | Kind::Measured => Some(Machine::h200()),
@@ -236,7 +245,7 @@ impl Backend {
         };
         let strict = matches!(kind, Kind::Strict | Kind::StrictPair);
         let preset = if strict { Preset::Strict } else { Preset::Measured };
-        let simulator = machine.map(|machine| Simulator::new(machine.preset(preset)));
+        let simulator = machine.map(|machine| Simulator::new(change(machine.preset(preset))));
         let hooks = (watches.clone(), faults.clone(), Both { outer: ledger.clone(), inner: trail.clone() });
         let driver = match &simulator {
             Some(simulator) => hooked(simulator.clone(), hooks),
