@@ -17,6 +17,9 @@ use cuvmm_ipc::{
 };
 use cuvmm_resource::{HandleKind, Options, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Live, Machine, NumaNode, Preset};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::{Config, TestRunner};
 use simulated::{Bench, G, assert_reads, grown, write};
 use support::{OpenFiles, memory_file, pair, send_raw, soon};
 
@@ -303,6 +306,73 @@ fn what_a_peer_sends_instead_ends_in_a_typed_error() {
             send_raw(socket, &swapped, &[]).unwrap();
         });
         assert_eq!(error.0.call(), Some(Call::cuMemMap), "{}", error.0);
+    });
+}
+
+/// What a peer does with the bytes of a good exchange: changes some, cuts them off, sends them in pieces, and files with one.
+#[derive(Debug)]
+struct Mischief {
+    changes: Vec<(Index, u8)>,
+    cut: Option<Index>,
+    pieces: Vec<Index>,
+    files: Option<Index>,
+}
+
+fn mischief() -> impl Strategy<Value = Mischief> {
+    let changes = prop::collection::vec(any::<(Index, u8)>(), 0..4);
+    let pieces = prop::collection::vec(any::<Index>(), 0..4);
+    (changes, any::<Option<Index>>(), pieces, prop::option::weighted(0.2, any::<Index>()))
+        .prop_map(|(changes, cut, pieces, files)| Mischief { changes, cut, pieces, files })
+}
+
+#[test]
+fn whatever_a_peer_does_with_fabric_handles_leaves_nothing() {
+    leaves_nothing(|_, ours, importer, theirs| {
+        let descriptor = export(&grown(ours, 3)).unwrap();
+        let file = memory_file();
+        let handles = descriptor.fabric_handles();
+        let good = [
+            wire::encode(descriptor.metadata()).unwrap(),
+            wire::encode_fabric_handles(&handles[..1]),
+            wire::encode_fabric_handles(&handles[1..]),
+        ]
+        .concat();
+        let (live, open) = (importer.live(), OpenFiles::count());
+        let taken = std::cell::Cell::new(0);
+        let config = Config { cases: 3_000, failure_persistence: None, ..Config::default() };
+        let result = TestRunner::new(config).run(&mischief(), |mischief| {
+            let mut bytes = good.clone();
+            for (index, value) in &mischief.changes {
+                *index.get_mut(&mut bytes) = *value;
+            }
+            bytes.truncate(mischief.cut.map_or(bytes.len(), |cut| cut.index(good.len()) + 1));
+            let mut ends: Vec<_> = mischief.pieces.iter().map(|end| end.index(bytes.len())).collect();
+            ends.extend([0, bytes.len()]);
+            ends.sort_unstable();
+            ends.dedup();
+            let (left, right) = pair();
+            let with_files = mischief.files.map(|piece| piece.index(ends.len() - 1));
+            for (piece, range) in ends.windows(2).enumerate() {
+                let files = if with_files == Some(piece) { vec![file.as_fd(); 2] } else { Vec::new() };
+                send_raw(&left, &bytes[range[0]..range[1]], &files).unwrap();
+            }
+            drop(left);
+            match receive_buffer(&right, theirs, &Limits::default(), soon()) {
+                Ok(buffer) => {
+                    let sizes: Vec<_> = buffer.chunks().iter().map(|chunk| chunk.size).collect();
+                    // It may say that the buffer is shorter.
+                    prop_assert!(descriptor.sizes().starts_with(&sizes) && with_files.is_none(), "{:?}", sizes);
+                    taken.set(taken.get() + 1);
+                }
+                Err(Error::Timeout { .. }) => prop_assert!(false, "held up"),
+                Err(_) => {}
+            }
+            drop(right);
+            prop_assert_eq!((importer.live(), OpenFiles::count()), (live.clone(), open));
+            Ok(())
+        });
+        result.unwrap_or_else(|error| panic!("{error}"));
+        assert!(taken.get() > 0, "none of them was honest by chance");
     });
 }
 
