@@ -207,6 +207,7 @@ fn what_is_taken_over_is_not_exported(backend: &Backend) {
     assert_eq!(buffer.resource().handle_kind(), HandleKind::PosixFd);
     let refused = backend.require_no_call(|| cuvmm::ipc::export(&buffer)).unwrap_err();
     assert!(matches!(refused, cuvmm::ipc::Error::NotExportable { .. }), "{refused}");
+    assert_eq!(buffer.export_kinds().0, 0);
     buffer.close().unwrap();
     backend.require_all_gone();
 }

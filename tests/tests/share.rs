@@ -7,6 +7,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use cuvmm::driver::sys::CUmemAllocationHandleType;
 use cuvmm::ipc::{self, Error, export, import, import_from};
 use cuvmm::{Call, Limits, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::{Backend, G, Peer, ROOM, occupy_behind, open_files, pattern, require_marks, write_marks};
@@ -273,6 +274,8 @@ fn what_is_imported_is_not_exported_again(backend: &Backend) {
     backend.require_no_call(|| {
         assert!(matches!(export(&alias), Err(Error::Imported { chunk: 0 })));
         assert!(matches!(export(&grown), Err(Error::Imported { chunk: 0 })));
+        let kinds = [&alias, &grown].map(|buffer| buffer.export_kinds());
+        assert_eq!(kinds, [CUmemAllocationHandleType::NONE; 2]);
     });
     grown.close().unwrap();
     alias.close().unwrap();

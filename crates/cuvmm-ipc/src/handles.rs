@@ -117,7 +117,11 @@ impl Handles {
                 },
             }
         }
-        failed.map_or(Ok(handles), Err)
+        match failed {
+            None => Ok(handles),
+            Some(Error::OpenFiles { limit, .. }) => Err(Error::OpenFiles { limit, needed }),
+            Some(error) => Err(error),
+        }
     }
 
     /// Duplicates of all.

@@ -12,6 +12,8 @@ use crate::error::Error;
 
 /// So few handles are not worth a call that asks for the limit beforehand.
 const FEW: usize = 32;
+/// How many files a driver may open for one handle, at most.
+const AT_ONCE: usize = 4;
 
 /// Refuses more handles than the process may have open files, before any of them is made.
 pub(crate) fn require(needed: usize) -> Result<(), Error> {
@@ -36,9 +38,10 @@ pub(crate) fn explain(error: Error, needed: usize) -> Error {
     if is_it { Error::OpenFiles { limit: soft_limit(), needed } } else { error }
 }
 
-/// Whether the process can open no other file now.
+/// Whether the process can't open as many other files now as a driver may open for one handle.
 pub(crate) fn is_reached() -> bool {
-    open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).is_err_and(|errno| is_open_files(&errno.into()))
+    let opened = [(); AT_ONCE].map(|()| open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()));
+    opened.into_iter().any(|file| file.is_err_and(|errno| is_open_files(&errno.into())))
 }
 
 fn is_open_files(error: &io::Error) -> bool {

@@ -47,14 +47,40 @@ impl VirtualMemoryBuffer {
                 address: mapping.address(),
                 size: mapping.size(),
                 access: mapping.access().to_vec(),
-                handle_kinds: match mapping.allocation().origin() {
-                    Origin::Created(kinds) => kinds,
-                    _ => CUmemAllocationHandleType::NONE,
-                },
+                handle_kinds: made_for(mapping),
                 rdma: flags.gpu_direct_rdma_capable != 0,
                 compression: flags.compression_type != 0,
             }
         };
         self.mappings().into_iter().map(chunk).collect()
+    }
+
+    /// The kinds of handle that all of it can be exported as: those of its resource that every chunk was made for. So none
+    /// where any chunk was imported, or made elsewhere.
+    ///
+    /// ```
+    /// # use cuvmm_driver::sys::CUmemAllocationHandleType;
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = Simulator::new(Machine::h200()).driver()?.device(0)?;
+    /// let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+    /// let buffer = resource.allocate(2 << 20)?;
+    /// assert_eq!(buffer.export_kinds(), CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn export_kinds(&self) -> CUmemAllocationHandleType {
+        let ours = self.resource().handle_kind().as_driver();
+        let made_for = |mapping: &Mapping| made_for(mapping).0;
+        CUmemAllocationHandleType(self.mappings().into_iter().map(made_for).fold(ours.0, |all, kinds| all & kinds))
+    }
+}
+
+/// The kinds of handle that a chunk was made for, if it was made here.
+fn made_for(mapping: &Mapping) -> CUmemAllocationHandleType {
+    match mapping.allocation().origin() {
+        Origin::Created(kinds) => kinds,
+        _ => CUmemAllocationHandleType::NONE,
     }
 }

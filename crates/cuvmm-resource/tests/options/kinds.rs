@@ -34,6 +34,11 @@ fn each_kind_is_had_where_the_machine_has_it_and_added_chunks_have_it_too() {
             let grown = buffer.grow(100 * MIB).unwrap();
             assert!(grown.chunks().len() > 1);
             assert!(grown.chunks().iter().all(|chunk| chunk.handle_kinds == kind.as_driver()), "{kind:?}");
+            let empty = resource.allocate(0).unwrap();
+            assert!(
+                [&buffer, &grown, &empty].iter().all(|buffer| buffer.export_kinds() == kind.as_driver()),
+                "{kind:?}"
+            );
             let size = if size == 0 { 64 << 10 } else { size * MIB };
             assert_eq!((resource.granularity().bytes(), buffer.size()), (size, size), "{kind:?}");
         }
