@@ -53,8 +53,10 @@ impl Default for Limits {
 ///
 /// The descriptor stays the caller's, and files that are its handles may be closed as soon as this returns: the receiver
 /// has its own. Fabric handles hold nothing there, and are good as long as the memory is kept here: only a receiver
-/// that calls [`receive_buffer`] has imported when this returns. The socket may be blocking or not, and stays as it is. Nobody else may use it meanwhile. After an error it is in
-/// the middle of a message, and of no further use: close it.
+/// that calls [`receive_buffer`] has imported when this returns.
+///
+/// The socket may be blocking or not, and stays as it is. Nobody else may use it meanwhile. After an error it is in the
+/// middle of a message, and of no further use: close it.
 ///
 /// ```
 /// # use std::os::unix::net::UnixStream;
