@@ -10,6 +10,7 @@ use cuvmm_sim::{Live, Machine, Preset, Simulator};
 
 use crate::gone::Trail;
 use crate::memory::G;
+use crate::peer::Peer;
 use crate::watch::{Watched, Watches};
 
 /// Which driver a test runs on.
@@ -243,6 +244,7 @@ impl Backend {
             Kind::StrictPair | Kind::MeasuredPair => Some(Machine::h200_pair()),
             Kind::Gpu | Kind::GpuPair => None,
         };
+        let machine = machine.map(|machine| if Peer::sees_one() { machine.visible(&[0]) } else { machine });
         let strict = matches!(kind, Kind::Strict | Kind::StrictPair);
         let preset = if strict { Preset::Strict } else { Preset::Measured };
         let simulator = machine.map(|machine| Simulator::new(change(machine.preset(preset))));
@@ -252,7 +254,7 @@ impl Backend {
             None => hooked(Table::load().expect("a driver on this machine"), hooks),
         };
         let device = driver.device(0).expect("a device");
-        if kind == Kind::GpuPair {
+        if kind == Kind::GpuPair && !Peer::sees_one() {
             driver.device(1).expect("a second device");
         }
         Self { kind, driver, device, faults, ledger, simulator, watches, trail, test, left: Mutex::default() }

@@ -21,6 +21,9 @@ const ROLE: &str = "CUVMM_TESTS_ROLE";
 const PASSED: &str = "test result: ok. 1 passed";
 /// The only part of a test that runs in a process of its own.
 const ALONE: &str = "alone";
+/// Set in a process that sees the first device alone.
+const SEES_ONE: &str = "CUVMM_TESTS_SEES_ONE";
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// A second process, which plays a part of the test that started it. It is killed when dropped.
 pub struct Peer {
@@ -34,14 +37,32 @@ pub struct Peer {
 impl Peer {
     /// Starts this test once more in a process of its own, to play `role` there.
     pub fn start(backend: &Backend, role: &str) -> Self {
+        Self::start_with(backend, role, |command| command)
+    }
+
+    /// As [`start`](Self::start), in a process that sees the first device alone.
+    pub fn start_seeing_one(backend: &Backend, role: &str) -> Self {
+        let seen = std::env::var(VISIBLE).unwrap_or_default();
+        let first = seen.split(',').next().filter(|name| !name.is_empty()).unwrap_or("0").to_owned();
+        Self::start_with(backend, role, |command| command.env(VISIBLE, first).env(SEES_ONE, "1"))
+    }
+
+    /// Whether this process sees the first device alone.
+    pub(crate) fn sees_one() -> bool {
+        std::env::var_os(SEES_ONE).is_some()
+    }
+
+    fn start_with(backend: &Backend, role: &str, change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
         let (socket, theirs) = UnixStream::pair().expect("a socket pair");
-        let mut child = Command::new(std::env::current_exe().expect("this program's file"))
+        let mut command = Command::new(std::env::current_exe().expect("this program's file"));
+        command
             .args(["--exact", backend.test(), "--include-ignored", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a second process");
+            .stdout(Stdio::piped());
+        let mut child = change(&mut command).spawn().expect("a second process");
+        // It has a copy of the other end.
+        drop(command);
         let mut stdout = child.stdout.take().expect("its standard output");
         let output = std::thread::spawn(move || {
             let mut bytes = Vec::new();

@@ -14,7 +14,7 @@ use incoming::Incoming;
 use outgoing::Outgoing;
 
 use cuvmm_driver::sys::CUmemAllocationHandleType;
-use cuvmm_resource::{HandleKind, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm_resource::{HandleKind, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 
 use crate::carried::{Carried, Each};
 use crate::descriptor::BufferDescriptor;
@@ -243,7 +243,10 @@ impl Importer<'_> {
             handles = batch.into_each();
             Ok(handles.next())
         })?;
-        incoming.accept()?;
+        incoming.accept().inspect_err(|_| {
+            // Nobody has had it, so there is no work on it that its drop is to wait for.
+            let _ = buffer.set_release(Release::Caller);
+        })?;
         Ok(buffer)
     }
 }
