@@ -78,9 +78,9 @@ pub fn spawn_with_socket(mut command: Command) -> Result<(Child, UnixStream), Er
 /// ```
 ///
 /// # Safety
-/// Nothing else in this process owns the file of the number in `CUVMM_SOCKET`, if it is a Unix socket that is kept open
-/// on exec. Nothing does where the variable is unset or comes from [`spawn_with_socket`], and this is called before
-/// anything else takes over files by their numbers.
+/// Nobody else in this process closes the file of the number in `CUVMM_SOCKET` while this looks at it, and if it is a Unix
+/// socket that is kept open on exec, nobody else owns it. Both hold where the variable is unset or comes from
+/// [`spawn_with_socket`], and this is called before anything else opens files or takes them over by their numbers.
 ///
 /// # Errors
 /// [`Error::NotInherited`] where there is no such variable or no such file, or it was taken; [`Error::NotUnixStream`]
@@ -97,7 +97,7 @@ pub unsafe fn inherited_socket() -> Result<UnixStream, Error> {
     if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
         return Err(missing("the file that CUVMM_SOCKET names is not open"));
     }
-    // SAFETY: it is open, and stays so by the caller's promise that nobody else owns it.
+    // SAFETY: it is open, and so not -1, and stays open by the caller's promise that nobody else closes it meanwhile.
     let file = unsafe { BorrowedFd::borrow_raw(number) };
     // A number that was meant for this process's parent may be that of another file here, and most of those are not
     // inherited. So is the one that was taken before.
@@ -109,7 +109,8 @@ pub unsafe fn inherited_socket() -> Result<UnixStream, Error> {
     if IS_TAKEN.swap(true, Ordering::Relaxed) {
         return Err(missing("it was taken"));
     }
-    // SAFETY: it is open, nobody else owns it by the caller's promise, and this is the only time that it is taken.
+    // SAFETY: it is open, a socket, which needs no more than to be closed, nobody else's by the caller's promise, and
+    // this is the only time that it is taken.
     let file = unsafe { OwnedFd::from_raw_fd(number) };
     Ok(file.into())
 }
