@@ -17,6 +17,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -89,17 +90,19 @@ fn the_end_of_a_child_is_the_end_of_the_connection() {
 /// Whoever has a copy of the child's end keeps the connection from ending.
 #[test]
 fn no_other_child_gets_the_socket() {
-    let is_over = AtomicBool::new(false);
+    let (is_over, begin) = (AtomicBool::new(false), Barrier::new(3));
     thread::scope(|scope| {
         let others = [(); 2].map(|()| {
             scope.spawn(|| {
                 let mut others = Vec::new();
+                begin.wait();
                 while !is_over.load(Ordering::Relaxed) && others.len() < 200 {
                     others.push(Other::from(Command::new("sleep").arg("60").spawn().unwrap()));
                 }
                 others
             })
         });
+        begin.wait();
         for _ in 0..50 {
             let (mut child, mut socket) = spawn_with_socket(shell("exit 0")).unwrap();
             socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

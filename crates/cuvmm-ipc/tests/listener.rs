@@ -224,32 +224,6 @@ fn a_path_that_is_too_long_is_refused_before_anything_is_made() {
 }
 
 #[test]
-fn where_nobody_listens_a_connect_fails_at_once() {
-    let directory = Directory::new("nobody");
-    let path = directory.join("socket");
-    let check = |expect: std::io::ErrorKind| match connect(&path, &own(), soon()) {
-        Err(Error::Os { source, .. }) => assert_eq!(source.kind(), expect),
-        other => panic!("{other:?}"),
-    };
-    check(std::io::ErrorKind::NotFound);
-    drop(UnixListener::bind(&path).unwrap());
-    check(std::io::ErrorKind::ConnectionRefused);
-}
-
-#[test]
-fn a_socket_that_nobody_listens_at_is_replaced() {
-    let directory = Directory::new("stale");
-    let path = directory.join("socket");
-    drop(UnixListener::bind(&path).unwrap());
-    assert_eq!(directory.names(), ["socket"]);
-    let listener = Listener::bind(&path, own()).unwrap();
-    connect(&path, &own(), soon()).unwrap();
-    listener.accept(soon()).unwrap();
-    drop(listener);
-    assert_eq!(directory.names(), [""; 0]);
-}
-
-#[test]
 fn a_listener_that_was_killed_is_replaced() {
     const TEST: &str = "a_listener_that_was_killed_is_replaced";
     if let Some(path) = part() {
