@@ -152,8 +152,8 @@ impl BufferDescriptor {
     /// Of each handle its owner says by its type what becomes of it: an [`OwnedFd`] is taken, a
     /// [`BorrowedFd`] duplicated (closed on exec), and an `Arc<OwnedFd>` shared until its last holder goes.
     ///
-    /// What else a descriptor may tell, this one does not: it is `None`, and not compared when it is imported. So it is
-    /// the importer's word that says which device the memory is on, until the driver's does.
+    /// What else a descriptor may tell, this one does not: it is `None`, and not compared when it is imported. So the
+    /// memory is taken for that of the importer's own device, and refused where the driver says that it is another's.
     ///
     /// ```
     /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};

@@ -20,13 +20,13 @@ const HIDDEN: CUmemLocation = CUmemLocation::device(-2);
 /// Imports a descriptor: maps its chunks one behind the other, with the resource's own access and alignment, in a range
 /// that is exactly their sum. Each handle is closed as soon as its chunk is imported; the mapping keeps the memory.
 ///
-/// The resource is one of the same memory, a device's or that of the same NUMA node of the host, that can be shared by
-/// POSIX file descriptor. Its granularity need not be the exporter's.
+/// The resource is one of the same memory, a device's or that of the same NUMA node of the host, made for the kind of
+/// handle that the descriptor has. Its granularity need not be the exporter's.
 ///
 /// The descriptor is not trusted. Everything that can be is checked before the driver is called: handle kind, host,
-/// location, sizes, and that each handle is a file of the kind that this driver's own handles are (found out once a device,
-/// by its probe). After it, the driver's own word about the memory is compared, and a size that was not true is what the
-/// driver refuses to map.
+/// location, sizes, and that each file is of the kind that this driver's own handles are (found out once a device, by its
+/// probe). After it, the driver's own word about the memory is compared, and a size that was not true is what the
+/// driver refuses to map. Fabric handles are bytes that only the driver can judge, and their host is not compared.
 ///
 /// In the process that exported it, this gives an alias at another address. The buffer can't be exported again.
 ///

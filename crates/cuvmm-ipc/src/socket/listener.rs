@@ -25,9 +25,9 @@ const BACKLOG: i32 = 128;
 
 /// A socket with a path, at which those who are allowed connect.
 ///
-/// No other user can connect at any time, also not while it is made: the socket has its mode before it has its path.
-/// That keeps strangers from the queue. Who came is asked of the kernel and held against the [`AllowedPeers`] at each
-/// [`accept`](Self::accept), which is the check that counts.
+/// Unless others are allowed, no other user can connect at any time, also not while it is made: the socket has its mode
+/// before it has its path. That keeps strangers from the queue. Who came is asked of the kernel and held against the
+/// [`AllowedPeers`] at each [`accept`](Self::accept), which is the check that counts.
 ///
 /// Dropped, it removes its socket, and what else it made. One that was killed leaves them, and the next to bind the path
 /// replaces them.

@@ -71,24 +71,28 @@ pub struct AllowedPeers {
 
 impl AllowedPeers {
     /// Allows a user.
+    #[must_use]
     pub fn uid(mut self, uid: u32) -> Self {
         self.uids.push(uid);
         self
     }
 
     /// Allows those whose effective group it is when they connect.
+    #[must_use]
     pub fn gid(mut self, gid: u32) -> Self {
         self.gids.push(gid);
         self
     }
 
     /// Allows only this process, and others that are named so, of those that are allowed otherwise.
+    #[must_use]
     pub fn pid(mut self, pid: u32) -> Self {
         self.pids.push(pid);
         self
     }
 
     /// Allows every user. Whoever connects may be sent memory to read and to write.
+    #[must_use]
     pub fn anyone(mut self) -> Self {
         self.is_anyone = true;
         self
