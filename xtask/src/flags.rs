@@ -34,6 +34,15 @@ xflags::xflags! {
             /// How many seeds.
             optional --seeds seeds: u64
         }
+        /// Have the fuzzer make up bytes and peers for what reads and receives buffer descriptors.
+        cmd fuzz {
+            /// How many inputs each target gets.
+            optional --runs runs: u64
+            /// Try this one input, which failed once, instead.
+            optional --again file: PathBuf
+            /// The target: wire, receive or send; all of them where none is named.
+            optional target: String
+        }
         /// Run the tests of what threads share under ThreadSanitizer. Wants a nightly toolchain.
         cmd tsan {}
         /// Check the rules that the workspace holds itself to.

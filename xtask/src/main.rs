@@ -5,6 +5,7 @@ mod abort;
 mod bundle;
 mod ci;
 mod flags;
+mod fuzz;
 mod gpu_test;
 mod interop;
 mod metadata;
@@ -39,6 +40,10 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
     match flags.subcommand {
         flags::XtaskCmd::Ci(_) => ci::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Interop(_) => interop::run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Fuzz(mut fuzz) => {
+            fuzz.again = fuzz.again.map(|file| caller.join(file));
+            fuzz::run(&sh, &fuzz).map(|()| ExitCode::SUCCESS)
+        }
         flags::XtaskCmd::Tsan(_) => tsan::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Tidy(_) => tidy::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Release(_) => release::dry_run(&sh).map(|()| ExitCode::SUCCESS),
