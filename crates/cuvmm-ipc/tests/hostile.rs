@@ -79,13 +79,16 @@ fn each_kind_of_file_in_each_place_is_told_apart() {
     files.assert_unchanged();
 }
 
-/// A program that does what it should comes through: the tries above are no mere refusals.
 #[test]
-fn an_honest_program_is_taken() {
+fn a_fabric_handle_of_other_memory_and_one_of_none_are_told_apart() {
     let files = OpenFiles::watch();
     let stage = Stage::new();
-    stage.receive_one_other(0, 0, true).unwrap();
-    stage.receive_one_other(0, 0, false).unwrap();
+    for (place, at_once) in [(0, true), (15, false), (16, true), (19, false)] {
+        let result = |handle| stage.receive_one_other_fabric(place, handle, at_once);
+        result(0).unwrap();
+        assert_eq!(result(1).unwrap_err().call(), Some(Call::cuMemMap), "twice as much memory as was said");
+        assert_eq!(result(9).unwrap_err().call(), Some(Call::cuMemImportFromShareableHandle), "no handle");
+    }
     drop(stage);
     files.assert_unchanged();
 }

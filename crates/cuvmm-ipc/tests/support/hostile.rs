@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use cuvmm_driver::sys::CUmemAllocationHandleType;
 use cuvmm_driver::{Call, Driver, Failure, Hook, Hooked, Invocation};
 use cuvmm_ipc::wire::{self, Preamble, Reply};
-use cuvmm_ipc::{BufferDescriptor, Error, Limits, export, import, receive, receive_buffer, send, send_buffer};
+use cuvmm_ipc::{
+    BufferDescriptor, Error, Limits, export, export_as, import, receive, receive_buffer, send, send_buffer,
+};
 use cuvmm_resource::{HandleKind, Location, Options, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Machine, NumaNode, Simulator};
 use nix::sys::eventfd::EventFd;
@@ -24,6 +26,8 @@ use self::peer::{HONEST, Peer, Program};
 use crate::simulated::{Bench, G, grown};
 use crate::support::{memory_file, pair};
 
+const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::FABRIC;
 /// Addresses come in multiples of this.
 const ADDRESSES: u64 = 2 << 20;
 /// What a receiver takes where it takes little.
@@ -51,6 +55,8 @@ pub(crate) struct Stage {
     buffer: VirtualMemoryBuffer,
     /// The first are handles to memory of the sizes [`HONEST`].
     files: Vec<(What, OwnedFd)>,
+    /// Fabric handles to memory of those sizes, and who keeps it.
+    fabric: Vec<BufferDescriptor>,
     uuid: [u8; 16],
     host: [u8; 16],
     /// Whose memory is sent.
@@ -84,9 +90,9 @@ impl Hook for Watch {
         let argument = |nth: usize| invocation.arguments[nth];
         match invocation.call {
             Call::cuMemImportFromShareableHandle => {
-                let file = argument(1);
+                let (file, is_file) = (argument(1), argument(2) == u64::from(POSIX.0));
                 let kind = std::fs::metadata(format!("/proc/self/fd/{file}")).map(|metadata| metadata.is_file());
-                if file == 0 || !matches!(kind, Ok(true)) {
+                if is_file && (file == 0 || !matches!(kind, Ok(true))) {
                     asked.unchecked.push(file);
                 }
             }
@@ -109,9 +115,11 @@ struct Announced {
 
 impl Stage {
     pub(crate) fn new() -> Self {
-        let machine = || Machine::small().numa_nodes([NumaNode { id: 0, memory: 1 << 30 }]);
+        let machine = || Machine::small().with_imex().numa_nodes([NumaNode { id: 0, memory: 1 << 30 }]);
         let exporter = Bench::new(machine());
-        let from = exporter.shareable();
+        let from = of_both_kinds(&exporter.driver);
+        let fabric = |size: &usize| export_as(&from.allocate(*size).unwrap(), HandleKind::Fabric).unwrap();
+        let fabric = HONEST.iter().map(fabric).collect();
         let mut files: Vec<_> = HONEST.iter().map(|size| (What::Handle, handle(&from, *size))).collect();
         let node = Options::new().location(Location::HostNuma(0)).handle_kind(HandleKind::PosixFd);
         let node = VirtualMemoryResource::new(from.device(), node).unwrap();
@@ -122,13 +130,13 @@ impl Stage {
         let simulator = Simulator::new(machine());
         let watch = Arc::new(Watch::default());
         let driver = Driver::new(Hooked::new(simulator.clone(), Arc::clone(&watch))).unwrap();
-        let resource = crate::simulated::shareable(&driver, 0);
+        let resource = of_both_kinds(&driver);
         let buffer = grown(&resource, 40);
         // What a process is asked once is asked by now.
         let descriptor = export(&buffer).unwrap();
         let (uuid, host) = (descriptor.device_uuid().unwrap().bytes, descriptor.host().unwrap().bytes());
         import(&resource, descriptor).unwrap().close().unwrap();
-        Self { simulator, watch, resource, buffer, files, uuid, host, _exporter: exporter }
+        Self { simulator, watch, resource, buffer, files, fabric, uuid, host, _exporter: exporter }
     }
 
     /// What can be sent as handles, by number.
@@ -138,7 +146,9 @@ impl Stage {
 
     fn peer(&self, socket: UnixStream) -> Peer<'_> {
         let files = self.files.iter().map(|(_, file)| file.as_fd()).collect();
-        Peer { files, uuid: self.uuid, host: self.host, socket: Some(socket), said: Vec::new(), honest: Vec::new() }
+        let fabric = self.fabric.iter().map(|exported| exported.fabric_handles()[0].data).collect();
+        let (socket, said, honest) = (Some(socket), Vec::new(), Vec::new());
+        Peer { files, fabric, uuid: self.uuid, host: self.host, socket, said, honest, is_fabric: false }
     }
 
     /// A receiver, of a peer that runs that program.
@@ -156,14 +166,29 @@ impl Stage {
 
     /// A receiver of twenty honest chunks but for one, which is that file; `at_once` it imports what comes.
     pub(crate) fn receive_one_other(&self, nth: usize, file: usize, at_once: bool) -> Result<(), Error> {
+        self.leave_nothing(|ours, theirs| self.receive_twenty(ours, self.peer(theirs), (nth, file), at_once))
+    }
+
+    /// The same by fabric handle.
+    pub(crate) fn receive_one_other_fabric(&self, nth: usize, handle: usize, at_once: bool) -> Result<(), Error> {
         self.leave_nothing(|ours, theirs| {
-            let mut peer = self.peer(theirs);
-            peer.announce(&[G as u64; 20], 20 * G as u64);
-            let mut files = vec![0; 20];
-            files[nth] = file;
-            peer.send_honestly(&files);
-            self.receive_from(ours, &peer.said, &Limits::default(), at_once)
+            let peer = Peer { is_fabric: true, ..self.peer(theirs) };
+            self.receive_twenty(ours, peer, (nth, handle), at_once)
         })
+    }
+
+    fn receive_twenty(
+        &self,
+        ours: &UnixStream,
+        mut peer: Peer<'_>,
+        (nth, other): (usize, usize),
+        at_once: bool,
+    ) -> Result<(), Error> {
+        peer.announce(&[G as u64; 20], 20 * G as u64);
+        let mut handles = vec![0; 20];
+        handles[nth] = other;
+        peer.send_honestly(&handles);
+        self.receive_from(ours, &peer.said, &Limits::default(), at_once)
     }
 
     /// Receives what is there, and demands that the driver was asked nothing that was not looked at before.
@@ -203,10 +228,11 @@ impl Stage {
             let mut peer = self.peer(theirs);
             peer.reply(&mut program);
             let said = peer.said;
+            let kind = if manner & 2 == 0 { HandleKind::PosixFd } else { HandleKind::Fabric };
             let sent = if manner & 1 == 0 {
                 send_buffer(ours, &self.buffer, Instant::now())
             } else {
-                export(&self.buffer).and_then(|descriptor| send(ours, &descriptor, Instant::now()))
+                export_as(&self.buffer, kind).and_then(|descriptor| send(ours, &descriptor, Instant::now()))
             };
             if sent.is_ok() {
                 let accepted = Reply::Accepted.encode();
@@ -243,8 +269,11 @@ impl Stage {
         let is_header = header[..4] == *b"CUVM" && number(4, 2) == 1 && is_zero(6, 2) && is_zero(92, 4);
         let is_here = is_zero(16, 24) || (number(16, 4) == 1 && is_zero(20, 4) && header[24..40] == self.uuid);
         let has_id = !is_zero(40, 16) || is_zero(56, 8);
-        let is_ours = is_zero(64, 16) || header[64..80] == self.host;
-        let is_acceptable = is_header && is_here && has_id && is_ours && number(12, 4) == 1;
+        let is_fabric = number(12, 4) == u64::from(FABRIC.0);
+        // Fabric handles are good on other hosts, too.
+        let is_ours = is_fabric || is_zero(64, 16) || header[64..80] == self.host;
+        let is_of_a_kind = is_fabric || number(12, 4) == u64::from(POSIX.0);
+        let is_acceptable = is_header && is_here && has_id && is_ours && is_of_a_kind;
         if !is_acceptable || chunks > limits.max_handles || number(8, 4) as usize != 96 + 8 * chunks {
             return None;
         }
@@ -258,6 +287,12 @@ impl Stage {
         let fits = size <= sum && (size > 0) == (sum > 0) && sum <= limits.max_bytes as u64;
         fits.then_some(Announced { chunks, size, sum })
     }
+}
+
+fn of_both_kinds(driver: &Driver) -> VirtualMemoryResource {
+    let device = driver.device(0).unwrap();
+    device.probe(POSIX);
+    VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFdAndFabric)).unwrap()
 }
 
 /// A handle to so much memory, which nobody else has.
@@ -304,7 +339,7 @@ pub(crate) fn read(bytes: &[u8]) {
             metadata.check().unwrap();
             assert_eq!(wire::encode(&metadata).unwrap(), bytes);
             // It can be kept with the handles that it announces, and with no others.
-            let is_of_files = metadata.handle_kind != CUmemAllocationHandleType::FABRIC;
+            let is_of_files = metadata.handle_kind != FABRIC;
             let made = BufferDescriptor::new(metadata.clone(), Vec::new());
             assert_eq!(made.is_ok(), metadata.sizes.is_empty() && is_of_files);
         }

@@ -38,6 +38,8 @@ impl<'p> Program<'p> {
 pub(crate) struct Peer<'s> {
     /// What it can send as handles. The first are handles to memory of the sizes [`HONEST`].
     pub(crate) files: Vec<BorrowedFd<'s>>,
+    /// Fabric handles to memory of those sizes.
+    pub(crate) fabric: Vec<[u8; 64]>,
     /// The device and the host that are as they should be.
     pub(crate) uuid: [u8; 16],
     pub(crate) host: [u8; 16],
@@ -47,6 +49,8 @@ pub(crate) struct Peer<'s> {
     pub(crate) said: Vec<u8>,
     /// The handles, by number, that belong to the last header.
     pub(crate) honest: Vec<usize>,
+    /// Whether that said that they are fabric handles.
+    pub(crate) is_fabric: bool,
 }
 
 impl Peer<'_> {
@@ -102,6 +106,7 @@ impl Peer<'_> {
             3 => 0,
             _ => sum,
         };
+        self.is_fabric = program.number().is_multiple_of(4);
         let mut header = self.header(&sizes, size);
         for _ in 0..program.number() % 3 {
             let (at, byte) = (program.number() % 104, program.byte());
@@ -127,7 +132,7 @@ impl Peer<'_> {
         let mut bytes = Vec::with_capacity(96 + 8 * sizes.len());
         bytes.extend(b"CUVM\x01\0\0\0");
         bytes.extend((96 + 8 * sizes.len() as u32).to_le_bytes());
-        bytes.extend([1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([if self.is_fabric { 8 } else { 1 }, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
         bytes.extend(self.uuid);
         bytes.extend([0; 24]);
         bytes.extend(self.host);
@@ -142,7 +147,15 @@ impl Peer<'_> {
     pub(crate) fn send_honestly(&mut self, files: &[usize]) {
         let (first, rest) = files.split_at(files.len().min(BATCHES[0]));
         for batch in [first].into_iter().chain(rest.chunks(BATCHES[1])) {
-            self.say(&wire::encode_handles(batch.len()), batch);
+            let mut message = wire::encode_handles(batch.len()).to_vec();
+            if self.is_fabric {
+                // What has the number of no fabric handle is bytes that are none.
+                let bytes = |nth: &usize| self.fabric.get(*nth).copied().unwrap_or([*nth as u8; 64]);
+                batch.iter().for_each(|nth| message.extend(bytes(nth)));
+                self.say(&message, &[]);
+            } else {
+                self.say(&message, batch);
+            }
         }
     }
 
