@@ -28,12 +28,12 @@ def receive(peer, device, take):
             due = min(IN_ONE_MESSAGE, left)
             peer.sendall(REPLY.pack(MORE, 0, due, 0))
         count, fds, flags, _ = socket.recv_fds(peer, 4, IN_ONE_MESSAGE, socket.MSG_CMSG_CLOEXEC)
-        with_all = (len(fds).to_bytes(4, "little"), 0) == (count, flags & socket.MSG_CTRUNC)
+        with_all = (len(fds).to_bytes(4, "little"), 0) == (count, flags & socket.MSG_CTRUNC) and 0 < len(fds) <= due
         for fd in fds:
             if with_all:
                 take(fd, next(sizes))
             os.close(fd)
-        if not with_all or not 0 < len(fds) <= due:
+        if not with_all:
             raise ValueError("not as many handles as were said")
         due, left = due - len(fds), left - len(fds)
     return size
