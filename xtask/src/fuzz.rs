@@ -44,7 +44,7 @@ pub(crate) fn run(sh: &Shell, options: &flags::Fuzz) -> Result<()> {
             None => (&corpus, options.runs.unwrap_or(RUNS)),
         };
         let mut fuzzer = Command::new("cargo");
-        // Coverage alone, which a stable toolchain has; no sanitizer, as there is no unsafe code in what is tried.
+        // Coverage alone, which a stable toolchain has; a sanitizer is a nightly one's.
         fuzzer.args(["fuzz", "run", "--fuzz-dir", "fuzz", "--target-dir", FOLDER, "--sanitizer", "none", target]);
         fuzzer.arg(input).arg("--").arg(prefix).args(BOUNDS);
         fuzzer.arg(format!("-runs={runs}")).arg("-print_final_stats=1");
