@@ -10,6 +10,9 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 
+/// 16 MiB, in the blocks of 512 bytes that files are counted in.
+const SMALL_BLOCKS: i64 = 16 << 11;
+
 /// The type of a file, and of a device node its number: `/dev/nvidiactl`, say, whatever its path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct FileKind {
@@ -66,9 +69,13 @@ impl FileKind {
         }
     }
 
-    /// Whether closing it keeps nobody waiting: device nodes, and files that live in memory, which alone have seals.
+    /// Whether closing it alone keeps nobody waiting: device nodes, and files that live in memory, which alone have seals,
+    /// and have not so much of it that freeing it takes long.
     pub(crate) fn closes_at_once(file: BorrowedFd<'_>) -> bool {
-        fcntl_get_seals(file).is_ok() || Self::of(file).is_ok_and(|kind| kind.file_type == FileType::CharacterDevice)
+        if fcntl_get_seals(file).is_ok() {
+            return fstat(file).is_ok_and(|known| known.st_blocks <= SMALL_BLOCKS);
+        }
+        Self::of(file).is_ok_and(|kind| kind.file_type == FileType::CharacterDevice)
     }
 
     /// Refuses what can't be a handle of `device`'s driver. No handles need no call.

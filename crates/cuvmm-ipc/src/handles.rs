@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::fcntl_getfd;
 use rustix::net::sockopt::set_socket_linger;
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::file_kind::FileKind;
 use crate::open_files;
 
-/// How long the caller waits for files to be closed that may take long: most don't, and are closed when it goes on.
+/// How long the caller waits for files to be closed: as a rule all are when it goes on.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// An open file that a descriptor is to have as a handle, in whichever way its owner gives it.
@@ -93,10 +93,18 @@ pub(crate) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     file.try_clone_to_owned().map_err(Error::os("duplicate a handle"))
 }
 
+/// Closes a connection that is refused: what the peer sent with it that nobody has read goes with it, and may take as
+/// long as handles may.
+pub(crate) fn close_unread(connection: OwnedFd) {
+    drop(Handles::from(vec![connection]));
+}
+
 /// Files that came as handles and may be anything: also such that closing one takes as long as a peer likes. A socket
-/// with unsent data waits for its linger time, a file of a user's own file system for that user's answer.
+/// with unsent data waits for its linger time, a file of a user's own file system for that user's answer. A file in memory
+/// takes as long as its pages are many, and each of some device nodes (`/dev/net/tun`) some milliseconds.
 ///
-/// So what can't be a handle to memory is closed by another thread: nobody is held up by what somebody sent.
+/// So what can't be a handle to memory is closed by another thread, and so is the rest once it has taken long: nobody is
+/// held up by what somebody sent.
 #[derive(Debug, Default)]
 pub(crate) struct Handles(Vec<Arc<OwnedFd>>);
 
@@ -185,8 +193,11 @@ impl Extend<OwnedFd> for Handles {
 
 impl Drop for Handles {
     fn drop(&mut self) {
+        let begin = Instant::now();
         let last = self.0.drain(..).filter_map(Arc::into_inner);
-        let others: Vec<_> = last.filter(|file| !FileKind::closes_at_once(file.as_fd())).collect();
+        // Those that take a moment each take long together.
+        let is_for_here = |file: &OwnedFd| begin.elapsed() < PATIENCE && FileKind::closes_at_once(file.as_fd());
+        let others: Vec<_> = last.filter(|file| !is_for_here(file)).collect();
         if others.is_empty() {
             return;
         }
@@ -201,9 +212,35 @@ impl Drop for Handles {
         };
         match thread::Builder::new().name("cuvmm-close".to_owned()).spawn(close) {
             // Ends with the thread, or before it.
-            Ok(_) => drop(closed.recv_timeout(PATIENCE)),
+            Ok(_) => drop(closed.recv_timeout(PATIENCE.saturating_sub(begin.elapsed()))),
             // They were closed here then.
             Err(error) => tracing::warn!(%error, "no thread to close a peer's files"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn what_takes_long_to_close_is_told_apart() {
+        let in_memory = |mebibytes: u64| {
+            let file = memfd_create("cuvmm-ipc-test", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, 64 << 30).unwrap();
+            fallocate(&file, FallocateFlags::empty(), 0, mebibytes << 20).unwrap();
+            file
+        };
+        let open = |path| OwnedFd::from(std::fs::File::open(path).unwrap());
+        let check = |file: OwnedFd, expect, what| assert_eq!(FileKind::closes_at_once(file.as_fd()), expect, "{what}");
+        check(in_memory(1), true, "little memory");
+        check(in_memory(17), false, "much memory");
+        check(open("/dev/null"), true, "a device node");
+        check(open("/"), false, "a directory");
+        check(TcpListener::bind("127.0.0.1:0").unwrap().into(), false, "a socket");
     }
 }

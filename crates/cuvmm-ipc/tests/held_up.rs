@@ -13,10 +13,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cuvmm_ipc::wire::{self, Refusal, Reply};
-use cuvmm_ipc::{BufferDescriptor, Error, Limits, Metadata, import, receive, receive_buffer, send};
-use rustix::net::sockopt;
+use cuvmm_ipc::{
+    AllowedPeers, BufferDescriptor, Error, Limits, Listener, Metadata, import, receive, receive_buffer, send,
+};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
 use simulated::Bench;
-use support::{OpenFiles, descriptor, pair, send_raw, soon};
+use support::{OpenFiles, descriptor, pair, send_raw, send_raw_with, soon};
 
 /// How long closing the socket takes.
 const LINGER: Duration = Duration::from_secs(8);
@@ -112,6 +115,44 @@ fn a_socket_that_lingers_holds_no_sender_up() {
     let error = send(&ours, &sent, in_a_moment()).unwrap_err();
     assert!(matches!(error, Error::UnexpectedHandles { announced: 0, received: 1 }), "{error}");
     require_in_time(since);
+}
+
+/// What came over a connection before anybody knew who it was goes with it, unread.
+#[test]
+fn what_a_denied_peer_sent_holds_no_listener_up() {
+    let _files = OpenFiles::watch();
+    let listener = Listener::private(AllowedPeers::default().uid(u32::MAX - 1)).unwrap();
+    let client = UnixStream::connect(listener.path()).unwrap();
+    let (socket, _reader) = lingering();
+    send_raw(&client, b"!", &[socket.as_fd()]).unwrap();
+    drop(socket);
+    let since = Instant::now();
+    let denied = listener.accept(in_a_moment());
+    assert!(matches!(denied, Err(Error::PeerDenied { .. })), "{denied:?}");
+    require_in_time(since);
+}
+
+/// A byte out of band is passed over by the kernel, and what came with it closed in the midst of our call.
+#[test]
+fn a_socket_that_lingers_out_of_band_holds_nobody_up() {
+    let _files = OpenFiles::watch();
+    for ahead in [&[][..], &wire::MAGIC] {
+        let (ours, theirs) = pair();
+        let (socket, _reader) = lingering();
+        if !ahead.is_empty() {
+            send_raw(&theirs, ahead, &[]).unwrap();
+        }
+        match send_raw_with(&theirs, b"!", &[socket.as_fd()], SendFlags::OOB) {
+            // A kernel without it has nothing to pass over.
+            Err(Errno::OPNOTSUPP) => return,
+            sent => sent.unwrap(),
+        }
+        drop(socket);
+        let since = Instant::now();
+        let error = receive(&ours, &Limits::default(), in_a_moment()).unwrap_err();
+        assert!(matches!(error, Error::UnexpectedHandles { announced: 0, received: 1 }), "{error}");
+        require_in_time(since);
+    }
 }
 
 /// A socket of the kernel's smallest buffer, and its peer.

@@ -144,7 +144,7 @@ impl Listener {
             Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse { path }),
             Err(errno) => return Err(Error::os("bind a socket")(errno)),
         }
-        let file = Place::at(path).map_err(Error::os("look at a socket"))?;
+        let file = Place::socket(path)?;
         file.set_mode(mode)?;
         listen(&socket, BACKLOG).map_err(Error::os("listen"))?;
         Ok(Self { file, socket, allowed, _around: around })
@@ -168,8 +168,7 @@ impl Listener {
         loop {
             match accept_with(&self.socket, SocketFlags::CLOEXEC) {
                 Ok(socket) => {
-                    let peer = PeerIdentity::of(&socket)?;
-                    self.allowed.check(peer)?;
+                    let (socket, peer) = self.allowed.admit(socket)?;
                     return Ok((socket.into(), peer));
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}

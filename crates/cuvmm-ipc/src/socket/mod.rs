@@ -58,6 +58,6 @@ pub fn connect<P: AsRef<Path>>(path: P, allowed: &AllowedPeers, deadline: Instan
         }
     }
     stream.set_write_timeout(None).map_err(Error::os(operation))?;
-    allowed.check(PeerIdentity::of(&stream)?)?;
-    Ok(stream)
+    let (socket, _) = allowed.admit(stream.into())?;
+    Ok(socket.into())
 }

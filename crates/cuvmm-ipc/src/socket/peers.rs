@@ -1,6 +1,6 @@
 //! Who is at the other end: [`PeerIdentity`], [`AllowedPeers`].
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -8,6 +8,7 @@ use rustix::fs::Mode;
 use rustix::process::{getegid, geteuid};
 
 use crate::error::Error;
+use crate::handles::close_unread;
 
 /// Which process is at the other end of a Unix socket, as the kernel tells (`SO_PEERCRED`).
 ///
@@ -28,7 +29,8 @@ pub struct PeerIdentity {
     /// The number of the process. Numbers are used again, so it names no process for sure once that has ended. 0 for
     /// one that this process can't see, in a container that isn't inside its own.
     pub pid: u32,
-    /// Its effective user, as this process's user namespace has it.
+    /// Its effective user, as this process's user namespace has it. All that are none there are one, 65534 as a rule
+    /// (`/proc/sys/kernel/overflowuid`): to allow that number is to allow all of them.
     pub uid: u32,
     /// Its effective group; which others it is a member of is not told.
     pub gid: u32,
@@ -117,9 +119,24 @@ impl AllowedPeers {
         is_one_of_them && (self.pids.is_empty() || self.pids.contains(&peer.pid))
     }
 
+    /// Asks who is at the other end. The connection of one that is not allowed is closed, and whatever came over it does
+    /// not hold this up.
+    ///
+    /// # Errors
+    /// [`Error::PeerDenied`], [`Error::Os`].
+    pub(super) fn admit(&self, socket: OwnedFd) -> Result<(OwnedFd, PeerIdentity), Error> {
+        match PeerIdentity::of(&socket).and_then(|peer| self.check(peer).map(|()| peer)) {
+            Ok(peer) => Ok((socket, peer)),
+            Err(error) => {
+                close_unread(socket);
+                Err(error)
+            }
+        }
+    }
+
     /// # Errors
     /// [`Error::PeerDenied`].
-    pub(super) fn check(&self, peer: PeerIdentity) -> Result<(), Error> {
+    fn check(&self, peer: PeerIdentity) -> Result<(), Error> {
         let PeerIdentity { pid, uid, gid } = peer;
         if self.allows(peer) { Ok(()) } else { Err(Error::PeerDenied { pid, uid, gid }) }
     }

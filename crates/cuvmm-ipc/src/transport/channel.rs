@@ -4,9 +4,10 @@
 //! where the kernel had to leave some out; nix 0.32 answers ENOBUFS then, and those that arrived leak. Sending: it
 //! takes `BorrowedFd`s, where nix takes numbers. The rest (poll) goes through nix.
 //!
-//! The socket's own flags stay as they are: each call says for itself that it must not block (`MSG_DONTWAIT`), that a
-//! peer that is gone raises no signal (`MSG_NOSIGNAL`), and that what arrives is closed on exec
-//! (`MSG_CMSG_CLOEXEC`).
+//! The socket's own flags stay as they are, but for one: each call says for itself that it must not block
+//! (`MSG_DONTWAIT`), that a peer that is gone raises no signal (`MSG_NOSIGNAL`), and that what arrives is closed on exec
+//! (`MSG_CMSG_CLOEXEC`). What a peer sends out of band is to come in line (`SO_OOBINLINE`): the kernel would pass it
+//! over, and close what came with it in the midst of our call, however long that takes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -59,6 +60,7 @@ impl<'s> Channel<'s> {
     /// [`Error::NotUnixStream`]; [`Error::PassesPidfds`]; [`Error::Os`] for what is no socket.
     pub(super) fn new(socket: BorrowedFd<'s>, deadline: Instant) -> Result<Self, Error> {
         require_unix_stream(socket)?;
+        sockopt::set_socket_oobinline(socket, true).map_err(Error::os("take what is out of band in line"))?;
         Ok(Self { socket, deadline })
     }
 
@@ -161,7 +163,13 @@ impl<'s> Channel<'s> {
                     return Err(Error::UnexpectedHandles { announced: most, received: handles.len() });
                 }
                 Ok(message) if message.bytes == 0 => return Err(Error::Closed { operation }),
-                Ok(message) => left = left.get_mut(message.bytes..).unwrap_or_default(),
+                Ok(message) => {
+                    left = left.get_mut(message.bytes..).unwrap_or_default();
+                    // However often the peer sends a byte more.
+                    if !left.is_empty() && time_left(self.deadline).is_none() {
+                        return Err(Error::Timeout { operation });
+                    }
+                }
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => drop(self.wait(PollFlags::POLLIN, operation)?),
                 Err(errno) => return Err(failed(errno, operation)),

@@ -55,8 +55,8 @@ impl Default for Limits {
 /// has its own. Fabric handles hold nothing there, and are good as long as the memory is kept here: only a receiver
 /// that calls [`receive_buffer`] has imported when this returns.
 ///
-/// The socket may be blocking or not, and stays as it is. Nobody else may use it meanwhile. After an error it is in the
-/// middle of a message, and of no further use: close it.
+/// The socket may be blocking or not, and stays as it is, but for `SO_OOBINLINE`, which is on from now. Nobody else may
+/// use it meanwhile. After an error it is in the middle of a message, and of no further use: close it.
 ///
 /// ```
 /// # use std::os::unix::net::UnixStream;
@@ -102,11 +102,12 @@ pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant
 /// before any handle is received. What the handles *are* is looked at when they are imported. A sender that fails our
 /// checks is told the reason. A file that can't be a handle to memory, and may take its time to close, is closed by
 /// another thread, so that no peer holds this up beyond the deadline. What the peer left in the socket unread goes when
-/// the socket is closed, by whoever closes it.
+/// the socket is closed, by whoever closes it; what no open file was left for, the kernel closes at once, and takes the
+/// time that it takes.
 ///
-/// The handles are closed on exec. The socket may be blocking or not, and stays as it is. Nobody else may use it
-/// meanwhile. After an error it is in the middle of a message, and of no further use: close it, which also closes the
-/// handles that were on their way.
+/// The handles are closed on exec. The socket may be blocking or not, and stays as it is, but for `SO_OOBINLINE`, which
+/// is on from now. Nobody else may use it meanwhile. After an error it is in the middle of a message, and of no further
+/// use: close it, which also closes the handles that were on their way.
 ///
 /// ```
 /// # use std::os::unix::net::UnixStream;

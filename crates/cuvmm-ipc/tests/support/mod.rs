@@ -57,10 +57,19 @@ pub(crate) fn pair() -> (UnixStream, UnixStream) {
 
 /// Sends as a peer of any kind may.
 pub(crate) fn send_raw(socket: &UnixStream, bytes: &[u8], handles: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    send_raw_with(socket, bytes, handles, SendFlags::empty())
+}
+
+pub(crate) fn send_raw_with(
+    socket: &UnixStream,
+    bytes: &[u8],
+    handles: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(handles.is_empty() || control.push(SendAncillaryMessage::ScmRights(handles)));
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty())?;
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
     assert_eq!(sent, bytes.len());
     Ok(())
 }
