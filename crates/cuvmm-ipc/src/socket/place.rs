@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
@@ -22,16 +22,28 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Takes over what is at `path`, which this process has made.
-    pub(super) fn at(path: PathBuf) -> io::Result<Self> {
-        let metadata = fs::symlink_metadata(&path)?;
-        Ok(Self { path, metadata, process: cuvmm_driver::process_id() })
+    /// Takes over the socket at `path`, which this process has made.
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`] where by now something else is there, which who may write to the directory can see to: it is
+    /// neither opened to others nor removed. [`Error::Os`].
+    pub(super) fn socket(path: PathBuf) -> Result<Self, Error> {
+        let metadata = fs::symlink_metadata(&path).map_err(Error::os("look at a socket"))?;
+        if !metadata.file_type().is_socket() {
+            return Err(Error::AddressInUse { path });
+        }
+        Ok(Self::new(path, metadata))
     }
 
     /// Makes a directory that nobody else may enter.
     pub(super) fn private_directory(path: PathBuf) -> io::Result<Self> {
         fs::DirBuilder::new().mode(0o700).create(&path)?;
-        Self::at(path)
+        let metadata = fs::symlink_metadata(&path)?;
+        Ok(Self::new(path, metadata))
+    }
+
+    fn new(path: PathBuf, metadata: Metadata) -> Self {
+        Self { path, metadata, process: cuvmm_driver::process_id() }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -121,7 +133,7 @@ impl Lock {
             if !metadata.is_file() || metadata.len() > 0 {
                 return Err(Error::AddressInUse { path });
             }
-            let place = Place { path: path.clone(), metadata, process: cuvmm_driver::process_id() };
+            let place = Place::new(path.clone(), metadata);
             if place.is_there().map_err(Error::os(operation))? {
                 return Ok(Self { _place: place, _file: file });
             }
@@ -136,6 +148,16 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn what_is_no_socket_is_not_taken_for_the_own_one() {
+        let path = std::env::temp_dir().join(format!("cuvmm-ipc-place-{}", std::process::id()));
+        fs::write(&path, "somebody's").unwrap();
+        let taken = Place::socket(path.clone());
+        assert!(matches!(taken, Err(Error::AddressInUse { path: found }) if found == path));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "somebody's");
+        fs::remove_file(&path).unwrap();
+    }
 
     /// That of a socket is looked for besides, so only here does it show what the lock alone is worth.
     #[test]
