@@ -183,18 +183,36 @@ impl BufferDescriptor {
     ) -> Result<Self, Error> {
         let told = Metadata::new(sizes.to_vec());
         let metadata = Metadata { size: size.unwrap_or(told.size), ..told };
-        Self::with_handles(metadata, Carried::Files(Handles::take(fds)?))
+        Self::new(metadata, fds)
     }
 
     /// The descriptor of those parts, which need not come from an export: a transport of one's own ends here.
     ///
-    /// What the handles are is looked at when they are imported.
+    /// What the handles are is looked at when they are imported. Who owns each is said as with [`from_fds`](Self::from_fds).
+    ///
+    /// ```
+    /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+    /// use cuvmm_ipc::BufferDescriptor;
+    ///
+    /// let exported = cuvmm_ipc::export(&resource.allocate(2 << 20)?)?;
+    /// // What it says and its handles may go different ways. Here the handles are duplicated, and stay.
+    /// let descriptor = BufferDescriptor::new(exported.metadata().clone(), exported.fds())?;
+    /// assert_eq!(descriptor.id(), exported.id());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Metadata`] where the sizes do not fit each other, [`Error::HandleCount`] where there are not as many
-    /// handles as sizes, [`Error::HandlesOfAnotherKind`] where fabric handles are told. The handles are closed then.
-    pub fn new(metadata: Metadata, handles: Vec<OwnedFd>) -> Result<Self, Error> {
-        Self::with_handles(metadata, Carried::Files(handles.into()))
+    /// handles as sizes, [`Error::HandlesOfAnotherKind`] where fabric handles are told; [`Error::Os`] and
+    /// [`Error::OpenFiles`] for the handles, as [`from_fds`](Self::from_fds). What was taken is closed then, and so is
+    /// what was duplicated.
+    pub fn new<'f>(metadata: Metadata, handles: impl IntoIterator<Item: Into<HandleFd<'f>>>) -> Result<Self, Error> {
+        Self::with_handles(metadata, Carried::Files(Handles::take(handles)?))
     }
 
     /// As [`new`](Self::new), of fabric handles: what came from another host, over whatever leads there.

@@ -81,6 +81,37 @@ pub fn export_as(buffer: &VirtualMemoryBuffer, kind: HandleKind) -> Result<Buffe
     })
 }
 
+/// The id that an export of this buffer has: what others know it by, before and after it is sent. It need not be one that
+/// can be exported.
+///
+/// ```
+/// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+/// # use cuvmm_sim::{Machine, Simulator};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+/// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+/// use cuvmm_ipc::buffer_id;
+///
+/// let buffer = resource.allocate(2 << 20)?;
+/// let larger = buffer.grow(6 << 20)?;
+/// let (id, grown) = (buffer_id(&buffer)?, buffer_id(&larger)?);
+/// assert_eq!(cuvmm_ipc::export(&buffer)?.id(), Some(id));
+/// assert_eq!(grown.family(), id.family());
+/// assert!(grown.generation() > id.generation());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// An imported buffer has one of its own: its exporter's is in the [`Metadata`] that came with it
+/// ([`receive_with_metadata`](crate::Importer::receive_with_metadata)).
+///
+/// # Errors
+/// [`Error::Os`] where the system has no random bits; [`Forked`](cuvmm_driver::Error::Forked). No call is made.
+pub fn buffer_id(buffer: &VirtualMemoryBuffer) -> Result<BufferId, Error> {
+    buffer.resource().device().driver().require_own_process()?;
+    BufferId::of_this_process(buffer.id(), buffer.generation()).map_err(Error::os("read random bits"))
+}
+
 /// A buffer that can be exported, chunk by chunk.
 pub(crate) struct Export<'b> {
     buffer: &'b VirtualMemoryBuffer,
@@ -118,11 +149,10 @@ impl<'b> Export<'b> {
 
     pub(crate) fn metadata(&self) -> Result<Metadata, Error> {
         let buffer = self.buffer;
-        let id = BufferId::of_this_process(buffer.id(), buffer.generation());
         Ok(Metadata {
             handle_kind: self.wanted,
             location: Some(Location::of(buffer.resource())?),
-            id: Some(id.map_err(Error::os("read random bits"))?),
+            id: Some(buffer_id(buffer)?),
             host: HostId::current(),
             size: buffer.size(),
             ..Metadata::new(self.mappings.iter().map(|mapping| mapping.size()).collect())

@@ -96,7 +96,7 @@ pub(crate) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
 /// Closes a connection that is refused: what the peer sent with it that nobody has read goes with it, and may take as
 /// long as handles may.
 pub(crate) fn close_unread(connection: OwnedFd) {
-    drop(Handles::from(vec![connection]));
+    drop(Handles::from_iter([connection]));
 }
 
 /// Files that came as handles and may be anything: also such that closing one takes as long as a peer likes. A socket
@@ -170,12 +170,6 @@ impl Handles {
             }
         }
         Ok(self.into_files().into_iter().filter_map(Arc::into_inner).collect())
-    }
-}
-
-impl From<Vec<OwnedFd>> for Handles {
-    fn from(files: Vec<OwnedFd>) -> Self {
-        files.into_iter().collect()
     }
 }
 

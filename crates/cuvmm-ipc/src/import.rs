@@ -28,7 +28,9 @@ const HIDDEN: CUmemLocation = CUmemLocation::device(-2);
 /// probe). After it, the driver's own word about the memory is compared, and a size that was not true is what the
 /// driver refuses to map. Fabric handles are bytes that only the driver can judge, and their host is not compared.
 ///
-/// In the process that exported it, this gives an alias at another address. The buffer can't be exported again.
+/// In the process that exported it, this gives an alias at another address. The buffer can't be exported again. Each
+/// import has an address of its own, also one of a buffer that grew. What is added by growing an imported buffer is this
+/// process's own: the exporter never sees it.
 ///
 /// ```
 /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};

@@ -27,7 +27,7 @@ pub mod wire;
 pub use child::{inherited_socket, spawn_with_socket};
 pub use descriptor::{BufferDescriptor, InvalidMetadata, Metadata};
 pub use error::Error;
-pub use export::{export, export_as};
+pub use export::{buffer_id, export, export_as};
 pub use file_kind::FileKind;
 pub use handles::HandleFd;
 pub use identity::{BufferId, HostId, Location};

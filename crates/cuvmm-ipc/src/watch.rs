@@ -26,8 +26,17 @@ pub(crate) fn import(
     span: Span,
     work: impl FnOnce() -> Result<VirtualMemoryBuffer, Error>,
 ) -> Result<VirtualMemoryBuffer, Error> {
+    import_with(span, work, |buffer| buffer)
+}
+
+/// As [`import`], where what is made is more than the buffer.
+pub(crate) fn import_with<T>(
+    span: Span,
+    work: impl FnOnce() -> Result<T, Error>,
+    buffer_of: impl Fn(&T) -> &VirtualMemoryBuffer,
+) -> Result<T, Error> {
     watch(span, work, |imported, elapsed_ns| {
-        let buffer = imported.as_ref().ok();
+        let buffer = imported.as_ref().ok().map(&buffer_of);
         tracing::debug!(
             target: TARGET,
             address = buffer.map(|buffer| display(buffer.address())),

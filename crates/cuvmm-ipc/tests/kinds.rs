@@ -76,7 +76,7 @@ fn memory_of_fabric_handles_alone_is_not_shared_by_file_descriptor() {
     for kind in [0, POSIX.0 | FABRIC.0, 2].map(CUmemAllocationHandleType) {
         let mut metadata = metadata.clone();
         metadata.handle_kind = kind;
-        let handles = handles.iter().map(|handle| handle.try_clone().unwrap()).collect();
+        let handles = handles.iter().map(|handle| handle.try_clone().unwrap());
         match import(&shareable, BufferDescriptor::new(metadata, handles).unwrap()) {
             Err(Error::WrongHandleKind { theirs, .. }) => assert_eq!(theirs, kind),
             other => panic!("{other:?}"),
@@ -163,7 +163,7 @@ fn memory_elsewhere_is_refused_by_what_was_told_and_by_the_drivers_word() {
         for location in [Some(told[to]), None] {
             let mut metadata = metadata.clone();
             metadata.location = location;
-            let handles = handles.iter().map(|handle| handle.try_clone().unwrap()).collect();
+            let handles = handles.iter().map(|handle| handle.try_clone().unwrap());
             match import(&resources[to], BufferDescriptor::new(metadata, handles).unwrap()) {
                 Err(Error::OtherMemory { chunk: 0, found, expected }) => {
                     assert_eq!((found, expected), (locations[from], locations[to]));

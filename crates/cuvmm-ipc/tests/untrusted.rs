@@ -329,7 +329,7 @@ fn no_handles_need_no_call() {
     let _files = OpenFiles::watch();
     let bench = Bench::small();
     let resource = bench.shareable();
-    let descriptor = BufferDescriptor::new(Metadata::new(Vec::new()), Vec::new()).unwrap();
+    let descriptor = BufferDescriptor::new(Metadata::new(Vec::new()), Vec::<OwnedFd>::new()).unwrap();
     bench.simulator.clear_calls();
     assert!(import(&resource, descriptor).unwrap().is_empty());
     assert_eq!(bench.simulator.calls(), []);

@@ -187,11 +187,15 @@ impl VirtualMemoryBuffer {
     }
 
     /// A number that it shares with those that it was grown or cut from or into, and with no other buffer of this process.
+    ///
+    /// It means nothing elsewhere, and does not travel: an imported buffer has one of its own. What names a buffer in other
+    /// processes is the `BufferId` of cuvmm-ipc (`buffer_id`).
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// A number of its own among those of its [id](Self::id): higher than that of the one that it was made from.
+    /// A number of its own among those of its [id](Self::id): higher than that of the one that it was made from. An
+    /// imported buffer's is not its exporter's.
     pub fn generation(&self) -> u64 {
         self.generation
     }

@@ -99,6 +99,9 @@ impl VirtualMemoryBuffer {
     ///
     /// Where the resource has a [growth policy](crate::GrowthPolicy), more may be added than is asked for.
     ///
+    /// Growing an imported buffer adds memory of this process's own. Its exporter, and others that imported it, never see
+    /// that; nor does an import grow when its exporter's buffer does, which then has to be sent again.
+    ///
     /// # Errors
     /// As [`allocate`](VirtualMemoryResource::allocate); [`Error::Handles`] where the memory ends at no multiple of the
     /// granularity of what is added, as imported memory may. Whatever the reservation behind this buffer fails with means

@@ -51,7 +51,7 @@ impl PeerIdentity {
 /// Which processes may be at the other end of a named socket.
 ///
 /// By default, those of this process's own effective user. Once any user or group is named, a process must be of one of
-/// those, and the own user is no more than another: name it, too, where it is meant. Numbers of processes narrow that
+/// those, and the own user is no more than another: name it, too, where it is meant ([`own_user`](Self::own_user)). Numbers of processes narrow that
 /// down, and never let anybody in by themselves: numbers are used again.
 ///
 /// ```
@@ -77,6 +77,21 @@ impl AllowedPeers {
     pub fn uid(mut self, uid: u32) -> Self {
         self.uids.push(uid);
         self
+    }
+
+    /// Allows the own effective user, beside the others that are named.
+    ///
+    /// ```
+    /// # use cuvmm_ipc::{AllowedPeers, PeerIdentity};
+    /// # let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(|_| "no pair")?;
+    /// # let own = PeerIdentity::of(&ours).map_err(|_| "nobody")?;
+    /// assert!(!AllowedPeers::default().uid(own.uid + 1).allows(own));
+    /// assert!(AllowedPeers::default().uid(own.uid + 1).own_user().allows(own));
+    /// # Ok::<(), &str>(())
+    /// ```
+    #[must_use]
+    pub fn own_user(self) -> Self {
+        self.uid(geteuid().as_raw())
     }
 
     /// Allows those whose effective group it is when they connect.
@@ -198,6 +213,10 @@ mod tests {
         assert!(AllowedPeers::default().pid(10).allows(own));
         assert!(!AllowedPeers::default().pid(11).allows(own));
         assert!(!AllowedPeers::default().uid(uid + 1).allows(own));
+        assert!(AllowedPeers::default().uid(uid + 1).own_user().allows(own));
+        assert!(AllowedPeers::default().own_user().allows(own));
+        assert!(!AllowedPeers::default().own_user().pid(11).allows(own));
+        assert!(!AllowedPeers::default().own_user().allows(PeerIdentity { uid: uid + 1, ..own }));
         assert!(!AllowedPeers::default().gid(gid + 1).allows(own));
         assert!(!AllowedPeers::default().allows(PeerIdentity { uid: uid + 1, ..own }));
     }

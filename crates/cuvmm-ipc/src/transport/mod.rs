@@ -17,7 +17,7 @@ use cuvmm_driver::sys::CUmemAllocationHandleType;
 use cuvmm_resource::{HandleKind, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 
 use crate::carried::{Carried, Each};
-use crate::descriptor::BufferDescriptor;
+use crate::descriptor::{BufferDescriptor, Metadata};
 use crate::error::Error;
 use crate::export::Export;
 use crate::import::Importer;
@@ -116,7 +116,7 @@ pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (ours, theirs) = UnixStream::pair()?;
 /// # let sender = std::thread::spawn(move || {
-/// #     let handle = theirs.try_clone().map(Into::into).into_iter().collect();
+/// #     let handle = theirs.try_clone().map(std::os::fd::OwnedFd::from);
 /// #     let sent = BufferDescriptor::new(Metadata::new(vec![2 << 20]), handle)?;
 /// #     cuvmm_ipc::send(theirs, &sent, Instant::now() + Duration::from_secs(10))
 /// # });
@@ -224,13 +224,52 @@ impl Importer<'_> {
         limits: &Limits,
         deadline: Instant,
     ) -> Result<VirtualMemoryBuffer, Error> {
-        watch::import(watch::import_span(self.resource(), None)?, || {
-            let channel = Channel::new(socket.as_fd(), deadline)?;
-            self.receive_from(channel, limits).inspect_err(|error| incoming::refuse(channel, error))
-        })
+        self.receive_with_metadata(socket, limits, deadline).map(|(buffer, _)| buffer)
     }
 
-    fn receive_from(&self, channel: Channel<'_>, limits: &Limits) -> Result<VirtualMemoryBuffer, Error> {
+    /// As [`receive`](Self::receive), and gives what the sender said of the buffer, too: by its [`BufferId`] an importer
+    /// knows a buffer again that has grown since.
+    ///
+    /// ```
+    /// # use std::os::unix::net::UnixStream;
+    /// # use std::time::{Duration, Instant};
+    /// # use cuvmm_ipc::{Importer, Limits, buffer_id, send_buffer};
+    /// # use cuvmm_resource::{HandleKind, Options, VirtualMemoryResource};
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = Simulator::new(Machine::default()).driver()?.device(0)?;
+    /// # let resource = VirtualMemoryResource::new(&device, Options::new().handle_kind(HandleKind::PosixFd))?;
+    /// # let (ours, theirs) = UnixStream::pair()?;
+    /// # let deadline = Instant::now() + Duration::from_secs(10);
+    /// # let shared = resource.allocate(2 << 20)?;
+    /// # std::thread::scope(|scope| {
+    /// # scope.spawn(|| send_buffer(theirs, &shared, deadline));
+    /// let (buffer, told) = Importer::new(&resource).receive_with_metadata(&ours, &Limits::default(), deadline)?;
+    /// assert_eq!(told.size, buffer.size());
+    /// assert_eq!(told.id, Some(buffer_id(&shared)?), "the exporter's");
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`receive_buffer`].
+    ///
+    /// [`BufferId`]: crate::BufferId
+    pub fn receive_with_metadata<S: AsFd>(
+        &self,
+        socket: S,
+        limits: &Limits,
+        deadline: Instant,
+    ) -> Result<(VirtualMemoryBuffer, Metadata), Error> {
+        let receive = || {
+            let channel = Channel::new(socket.as_fd(), deadline)?;
+            self.receive_from(channel, limits).inspect_err(|error| incoming::refuse(channel, error))
+        };
+        watch::import_with(watch::import_span(self.resource(), None)?, receive, |(buffer, _)| buffer)
+    }
+
+    fn receive_from(&self, channel: Channel<'_>, limits: &Limits) -> Result<(VirtualMemoryBuffer, Metadata), Error> {
         let mut incoming = Incoming::begin(channel, limits)?;
         let metadata = incoming.metadata().clone();
         let admitted = self.admit(&metadata)?;
@@ -248,6 +287,6 @@ impl Importer<'_> {
             // Nobody has had it, so there is no work on it that its drop is to wait for.
             let _ = buffer.set_release(Release::Caller);
         })?;
-        Ok(buffer)
+        Ok((buffer, metadata))
     }
 }

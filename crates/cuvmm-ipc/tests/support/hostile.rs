@@ -343,7 +343,7 @@ pub(crate) fn read(bytes: &[u8]) {
             assert_eq!(wire::encode(&metadata).unwrap(), bytes);
             // It can be kept with the handles that it announces, and with no others.
             let is_of_files = metadata.handle_kind != FABRIC;
-            let made = BufferDescriptor::new(metadata.clone(), Vec::new());
+            let made = BufferDescriptor::new(metadata.clone(), Vec::<OwnedFd>::new());
             assert_eq!(made.is_ok(), metadata.sizes.is_empty() && is_of_files);
         }
         Err(_) => {
