@@ -2,9 +2,10 @@
 //! weights and read them, without a copy. The server may end; who has the weights keeps them.
 //!
 //! `cargo run -p cuvmm --example serve` runs the server on the first GPU, and `… -- sim` on a simulated one. It starts
-//! its clients itself, as this program with the server's path; `… -- client PATH` is one more, while it waits for them.
+//! its clients itself, as this program with the server's path, and ends when it has served as many as it started.
 
 use std::error::Error;
+use std::fmt::Write;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -65,7 +66,7 @@ fn hand_out(listener: &Listener, weights: &VirtualMemoryBuffer) -> Result<(), ip
                 Ok(accepted) => accepted,
                 // Somebody else's process; the next may be one of ours.
                 Err(denied @ ipc::Error::PeerDenied { .. }) => {
-                    eprintln!("server: {denied}");
+                    eprintln!("server: {}", with_causes(&denied));
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -74,11 +75,22 @@ fn hand_out(listener: &Listener, weights: &VirtualMemoryBuffer) -> Result<(), ip
             // A thread each: who is slow, or says nothing, holds up nobody but itself, and that until the deadline.
             scope.spawn(move || match ipc::send_buffer(&socket, weights, Instant::now() + PATIENCE) {
                 Ok(()) => println!("server: process {} has the weights", peer.pid),
-                Err(error) => eprintln!("server: process {} has them not: {error}", peer.pid),
+                Err(error) => eprintln!("server: process {} has them not: {}", peer.pid, with_causes(&error)),
             });
         }
         Ok(())
     })
+}
+
+/// What failed and why: what the system answered is a cause.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 fn read(driver: &Driver, path: &str) -> Result<(), Box<dyn Error>> {

@@ -24,6 +24,10 @@ use crate::wait::time_left;
 /// once: [`Error::Os`] with ENOENT, or with ECONNREFUSED where a listener has died. Who listens is the process that
 /// called `listen`, with the user and group that it had then.
 ///
+/// Whom the socket's mode keeps out has [`Error::Os`] with EACCES here, and the listener sees nothing of it. Once other
+/// users are allowed there, the mode lets all connect: this then succeeds, and who is denied at `accept` has
+/// [`Error::Closed`] at the first exchange.
+///
 /// ```
 /// use std::time::{Duration, Instant};
 ///
