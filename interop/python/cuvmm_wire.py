@@ -1,4 +1,4 @@
-"""The wire format of cuvmm's buffer descriptors, docs/wire-format.md: what a program needs to send and receive them."""
+"""cuvmm's wire format, docs/wire-format.md, over blocking sockets and with peers that are trusted."""
 
 import os
 import socket

@@ -57,6 +57,7 @@ def receive(peer, device):
     address, whole = map_all(chunks)
     wire.accept(peer)
     write(address, read(address, size).translate(TURNED_OVER))
+    # Ours, behind the exchange: that the bytes are there.
     peer.sendall(b"!")
     return address, whole
 
