@@ -1,21 +1,15 @@
 //! What the drop of a buffer costs the thread that drops it: with nothing to wait for, behind a kernel, and deferred; beside
 //! the driver's calls alone. On the simulator, or on a GPU with `CUVMM_DRIVER=cuda`.
-//!
-//! # Safety
-//! What the raw calls name was made just before, is used by nobody else, and goes once.
-#![allow(unsafe_code)]
+#![deny(unsafe_code)]
 #![allow(missing_docs, reason = "the functions are criterion's")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark stops at what it did not expect")]
 
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use cuvmm::driver::sys::{
-    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemGenericAllocationHandle,
-};
-use cuvmm::{Device, Driver, OnDrop, Options, Release, StreamRef, VirtualMemoryResource};
-use cuvmm_tests::{G, Spin, benched_driver, drain};
+use cuvmm::driver::sys::CUdeviceptr;
+use cuvmm::{Device, OnDrop, Options, Release, StreamRef, VirtualMemoryResource};
+use cuvmm_tests::{G, RawBuffer, Spin, benched_driver, drain, synchronize};
 
 /// How long the kernel runs that is waited for.
 const KERNEL: Duration = Duration::from_micros(100);
@@ -57,54 +51,26 @@ fn time<T>(criterion: &mut Criterion, name: &str, begin: impl Fn() -> T, end: im
 }
 
 /// Memory that is mapped by the driver's calls alone.
-struct Raw {
-    address: CUdeviceptr,
-    handle: CUmemGenericAllocationHandle,
-}
-
-impl Raw {
-    fn map(device: &Device) -> Self {
-        let (driver, location) = (device.driver(), device.location());
-        let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
-        let access = CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE };
-        let address = driver.mem_address_reserve(G, 0, CUdeviceptr(0)).unwrap();
-        let handle = driver.mem_create(G, &properties).unwrap();
-        // SAFETY: the addresses were reserved and the memory made just now.
-        unsafe { driver.mem_map(address, G, handle) }.unwrap();
-        // SAFETY: it was mapped just now.
-        unsafe { driver.mem_set_access(address, G, &[access]) }.unwrap();
-        Self { address, handle }
-    }
-
-    fn unmap(self, driver: &Driver) {
-        // SAFETY: it is mapped, and no work uses it any more.
-        unsafe { driver.mem_unmap(self.address, G) }.unwrap();
-        // SAFETY: the handle is ours.
-        unsafe { driver.mem_release(self.handle) }.unwrap();
-        // SAFETY: nothing is mapped there any more.
-        unsafe { driver.mem_address_free(self.address, G) }.unwrap();
-    }
+fn raw(device: &Device) -> RawBuffer {
+    let mut raw = RawBuffer::reserve(device, G);
+    raw.add(G);
+    raw
 }
 
 fn drop_cost(criterion: &mut Criterion) {
     let driver = benched_driver();
     let device = driver.device(0).unwrap();
     let work = Work { device: device.clone(), spin: Spin::load(&device), stream: StreamRef::create(&device).unwrap() };
-    let synchronize = || {
-        // SAFETY: the stream is alive.
-        unsafe { driver.stream_synchronize(work.stream.as_raw()) }.unwrap();
-    };
 
-    let unmap = |raw: Raw| raw.unmap(&driver);
-    let synchronize_and_unmap = |raw: Raw| {
-        synchronize();
-        raw.unmap(&driver);
+    let synchronize_and_unmap = |raw: RawBuffer| {
+        synchronize(&work.stream);
+        raw.finish();
     };
-    time(criterion, "raw/unmap-release-free", || Raw::map(&device), unmap);
-    time(criterion, "raw/synchronize-unmap-release-free/idle", || Raw::map(&device), synchronize_and_unmap);
+    time(criterion, "raw/unmap-release-free", || raw(&device), RawBuffer::finish);
+    time(criterion, "raw/synchronize-unmap-release-free/idle", || raw(&device), synchronize_and_unmap);
     let busy = || {
-        let raw = Raw::map(&device);
-        work.queue(raw.address);
+        let raw = raw(&device);
+        work.queue(raw.address());
         raw
     };
     time(criterion, "raw/synchronize-unmap-release-free/busy", busy, synchronize_and_unmap);
@@ -133,7 +99,7 @@ fn drop_cost(criterion: &mut Criterion) {
     time(criterion, "drop/deferred/idle", || bounded(false), drop);
     time(criterion, "drop/deferred/busy", || bounded(true), drop);
     drain(&resource);
-    synchronize();
+    synchronize(&work.stream);
 }
 
 criterion_group!(benches, drop_cost);

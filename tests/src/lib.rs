@@ -18,6 +18,7 @@ mod memory;
 mod nothing;
 mod owner;
 mod peer;
+mod raw;
 mod spin;
 mod step;
 mod watch;
@@ -36,6 +37,7 @@ pub use memory::{
 pub use nothing::Nothing;
 pub use owner::Owner;
 pub use peer::{Peer, allow_open_files, open_files};
+pub use raw::{RawBuffer, synchronize};
 pub use spin::Spin;
 pub use step::{FAILING, FAILING_CODES, Step, steps};
 pub use watch::Watched;

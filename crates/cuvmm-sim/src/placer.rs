@@ -79,12 +79,12 @@ impl Placer {
         let small = (arena(SMALL_ARENAS, SMALL_STEP), &mut self.small);
         let large = (arena(LARGE_ARENAS, LARGE_STEP), &mut self.large);
         let spans = match bytes {
-            ..LARGE => vec![small, large],
-            LARGE..HUGE => vec![large],
-            HUGE.. => vec![(Some(HUGE_ARENA), &mut self.huge)],
+            ..LARGE => [Some(small), Some(large)],
+            LARGE..HUGE => [Some(large), None],
+            HUGE.. => [Some((Some(HUGE_ARENA), &mut self.huge)), None],
         };
         let look = |(span, cursor): (Option<Span<u64>>, _)| look(&span?, cursor, reservations, bytes, alignment);
-        match spans.into_iter().find_map(look) {
+        match spans.into_iter().flatten().find_map(look) {
             Some(range) => Ok(range),
             None => Range::anywhere(bytes, alignment),
         }

@@ -10,10 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cuvmm::{Options, VirtualMemoryResource};
-use cuvmm_tests::{Times, in_context_of};
+use cuvmm_tests::{RawBuffer, Times, in_context_of};
 
 use crate::curve::{STEP, STEPS};
-use crate::raw::Raw;
 use crate::{Bench, settle, timed};
 
 const OWN: &str = "grow-own-churn";
@@ -94,7 +93,7 @@ fn grow(resource: &VirtualMemoryResource) -> Vec<Duration> {
 }
 
 fn add(bench: &Bench) -> Vec<Duration> {
-    let mut raw = Raw::reserve(&bench.device, STEPS * STEP);
+    let mut raw = RawBuffer::reserve(&bench.device, STEPS * STEP);
     let times = steps(|_| timed(|| raw.add(STEP)).0);
     raw.finish();
     settle(STEPS * STEP);
@@ -107,7 +106,7 @@ fn own(resource: &VirtualMemoryResource) {
 }
 
 fn raw_chunks(bench: &Bench) {
-    let mut raw = Raw::reserve(&bench.device, CHURNED);
+    let mut raw = RawBuffer::reserve(&bench.device, CHURNED);
     (0..CHURNED / CHUNK).for_each(|_| raw.add(CHUNK));
     raw.finish();
 }

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use cuvmm::driver::sys::{CUdeviceptr, CUstream};
 use cuvmm::{CUresult, Options, StreamRef};
-use cuvmm_tests::{MIB, Times, in_context_of, is_gpu_benched};
+use cuvmm_tests::{MIB, RawBuffer, Times, in_context_of, is_gpu_benched, synchronize};
 
-use crate::raw::{Raw, synchronize};
 use crate::{Bench, settle, timed};
 
 const CASE: &str = "grow-curve-63gib";
@@ -78,7 +77,7 @@ fn by_growing(bench: &Bench) -> Curve {
 }
 
 fn by_virtual_memory(bench: &Bench) -> Curve {
-    let mut raw = Raw::reserve(&bench.device, STEPS * STEP);
+    let mut raw = RawBuffer::reserve(&bench.device, STEPS * STEP);
     let curve = steps(bench, |_| timed(|| raw.add(STEP)).0);
     raw.finish();
     settle(STEPS * STEP);

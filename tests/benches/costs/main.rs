@@ -18,7 +18,6 @@
 mod churn;
 mod curve;
 mod paths;
-mod raw;
 mod rows;
 mod share;
 

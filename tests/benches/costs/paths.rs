@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use cuvmm::handles::Reservation;
 use cuvmm::{Options, Outcome};
-use cuvmm_tests::{G, MIB, ROOM, compare, occupy_behind};
+use cuvmm_tests::{G, MIB, ROOM, RawBuffer, compare, occupy_behind, synchronize};
 
-use crate::raw::{Raw, synchronize};
 use crate::{Bench, settle, timed};
 
 /// What is allocated, or grown by, or moved.
@@ -48,7 +47,7 @@ fn allocate_and_close(bench: &mut Bench, mib: usize) {
     };
     let raw = || {
         let (took, ()) = timed(|| {
-            let mut raw = Raw::reserve(&device, bytes);
+            let mut raw = RawBuffer::reserve(&device, bytes);
             raw.add(bytes);
             synchronize(&stream);
             raw.finish();
@@ -65,7 +64,7 @@ fn grow_in_place(bench: &mut Bench, mib: usize) {
         return;
     }
     let buffer = bench.resource(Options::new()).allocate_with_capacity(G, G + bytes).unwrap();
-    let mut raw = Raw::reserve(&bench.device, G + bytes);
+    let mut raw = RawBuffer::reserve(&bench.device, G + bytes);
     raw.add(G);
     let ours = || {
         let (took, grown) = timed(|| buffer.grow(G + bytes).unwrap());
@@ -93,7 +92,7 @@ fn grow_by_moving(bench: &mut Bench, mib: usize) {
     // A small one has some room by itself.
     let (reserved, more) = (buffer.capacity(), buffer.capacity() - bytes + G);
     let _behind = occupy_behind(&buffer);
-    let mut raw = Raw::reserve(&bench.device, reserved);
+    let mut raw = RawBuffer::reserve(&bench.device, reserved);
     raw.add(bytes);
     let room = Reservation::GRANULARITY.exact(ROOM).unwrap();
     // Where that is somebody else's already, it is as good.

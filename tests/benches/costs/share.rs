@@ -5,15 +5,15 @@
 //! What the raw calls name was made just before, is used by nobody else, and goes once.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cuvmm::driver::sys::{CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemGenericAllocationHandle};
+use cuvmm::driver::sys::CUmemGenericAllocationHandle;
 use cuvmm::ipc::{export, import_from, receive, send};
 use cuvmm::{Device, HandleKind, Limits, Options, VirtualMemoryBuffer, VirtualMemoryResource};
-use cuvmm_tests::{G, Times, compare};
+use cuvmm_tests::{G, RawBuffer, Times, compare};
 
 use crate::{Bench, timed};
 
@@ -50,15 +50,20 @@ fn export_and_import(
     [exports, imports]: &[String; 2],
 ) {
     let buffer = buffer_of(resource, chunks);
-    let raw = Raw::of(&bench.device, &buffer);
+    let device = bench.device.clone();
+    let raw = Handles::of(&device, &buffer);
     let (ours, theirs) = compare(ROUNDS, || timed(|| export(&buffer).unwrap()).0, || timed(|| raw.export()).0);
     bench.rows.add(exports, "cuvmm", &ours);
     bench.rows.add(exports, "raw", &theirs);
     let descriptor = export(&buffer).unwrap();
     let ours = || timed(|| import_from(resource, &descriptor).unwrap()).0;
     let theirs = || {
-        let (took, imported) = timed(|| raw.import(descriptor.fds()));
-        raw.end(imported);
+        let (took, imported) = timed(|| {
+            let mut imported = RawBuffer::reserve(&device, chunks * G);
+            descriptor.fds().for_each(|file| imported.import(file, G));
+            imported
+        });
+        imported.finish();
         took
     };
     let (ours, theirs) = compare(ROUNDS, ours, theirs);
@@ -71,19 +76,13 @@ fn buffer_of(resource: &VirtualMemoryResource, chunks: usize) -> VirtualMemoryBu
     (2..=chunks).fold(buffer, |buffer, chunks| buffer.grow_into(chunks * G).unwrap())
 }
 
-/// The driver's calls for the chunks of a buffer.
-struct Raw {
+/// References to the chunks of a buffer, and the driver's call that exports them.
+struct Handles {
     device: Device,
     handles: Vec<CUmemGenericAllocationHandle>,
 }
 
-/// What the driver's calls imported.
-struct Imported {
-    address: CUdeviceptr,
-    handles: Vec<CUmemGenericAllocationHandle>,
-}
-
-impl Raw {
+impl Handles {
     fn of(device: &Device, buffer: &VirtualMemoryBuffer) -> Self {
         // SAFETY: the buffer is mapped there, and outlives what refers to it here.
         let retain = |address| unsafe { device.driver().mem_retain_allocation_handle(address) }.unwrap();
@@ -98,41 +97,9 @@ impl Raw {
             .map(|&handle| unsafe { self.device.driver().mem_export_posix_fd(handle) }.unwrap())
             .collect()
     }
-
-    fn import<'f>(&self, files: impl ExactSizeIterator<Item = std::os::fd::BorrowedFd<'f>>) -> Imported {
-        let (driver, location) = (self.device.driver(), self.device.location());
-        let access = CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE };
-        let address = driver.mem_address_reserve(files.len() * G, 0, CUdeviceptr(0)).unwrap();
-        let mut handles = Vec::with_capacity(files.len());
-        for (chunk, file) in files.enumerate() {
-            let at = CUdeviceptr(address.0 + (chunk * G) as u64);
-            let handle = driver.mem_import_posix_fd(file.as_fd()).unwrap();
-            // SAFETY: the handle was made just now.
-            let properties = unsafe { driver.mem_get_allocation_properties(handle) }.unwrap();
-            assert_eq!(properties.location, location);
-            // SAFETY: the addresses are reserved, and nothing is mapped there.
-            unsafe { driver.mem_map(at, G, handle) }.unwrap();
-            // SAFETY: it was mapped just now.
-            unsafe { driver.mem_set_access(at, G, &[access]) }.unwrap();
-            handles.push(handle);
-        }
-        Imported { address, handles }
-    }
-
-    fn end(&self, imported: Imported) {
-        let (driver, size) = (self.device.driver(), imported.handles.len() * G);
-        for (chunk, handle) in imported.handles.into_iter().enumerate() {
-            // SAFETY: it is mapped there, and no work uses it.
-            unsafe { driver.mem_unmap(CUdeviceptr(imported.address.0 + (chunk * G) as u64), G) }.unwrap();
-            // SAFETY: the handle is ours.
-            unsafe { driver.mem_release(handle) }.unwrap();
-        }
-        // SAFETY: nothing is mapped there any more.
-        unsafe { driver.mem_address_free(imported.address, size) }.unwrap();
-    }
 }
 
-impl Drop for Raw {
+impl Drop for Handles {
     fn drop(&mut self) {
         for &handle in &self.handles {
             // SAFETY: the references are ours.

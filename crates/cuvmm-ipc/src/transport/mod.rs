@@ -84,15 +84,10 @@ impl Default for Limits {
 pub fn send<S: AsFd>(socket: S, descriptor: &BufferDescriptor, deadline: Instant) -> Result<(), Error> {
     let channel = Channel::new(socket.as_fd(), deadline)?;
     let mut outgoing = Outgoing::begin(channel, descriptor.metadata())?;
-    let mut next = 0;
-    loop {
-        let due = next..next + outgoing.due()?;
-        if due.is_empty() {
-            return outgoing.finish();
-        }
-        next = due.end;
+    while let Some(due) = outgoing.due()? {
         outgoing.send(&descriptor.handles().batch(due))?;
     }
+    outgoing.finish()
 }
 
 /// Receives a descriptor from a connected Unix stream socket.
@@ -176,13 +171,7 @@ pub fn send_buffer<S: AsFd>(socket: S, buffer: &VirtualMemoryBuffer, deadline: I
 
 fn send_exported(channel: Channel<'_>, export: &Export<'_>) -> Result<(), Error> {
     let mut outgoing = Outgoing::begin(channel, &export.metadata()?)?;
-    let mut next = 0;
-    loop {
-        let due = next..next + outgoing.due()?;
-        if due.is_empty() {
-            return outgoing.finish();
-        }
-        next = due.end;
+    while let Some(due) = outgoing.due()? {
         let handles = match export.handles(due) {
             Ok(handles) => handles,
             Err(error) => {
@@ -194,6 +183,7 @@ fn send_exported(channel: Channel<'_>, export: &Export<'_>) -> Result<(), Error>
         // Made here, files are known to close at once.
         drop(handles.into_each());
     }
+    outgoing.finish()
 }
 
 /// Receives a descriptor and imports it, chunk by chunk as the handles arrive.

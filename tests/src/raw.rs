@@ -4,14 +4,16 @@
 //! What a call names was made just before by another of the same value, is used by nobody else, and goes once.
 #![allow(unsafe_code)]
 
-use cuvmm::Device;
+use std::os::fd::BorrowedFd;
+
 use cuvmm::driver::sys::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemGenericAllocationHandle,
 };
+use cuvmm::{Device, StreamRef};
 
 /// Addresses, and the chunks that are mapped there one behind the other.
-pub(crate) struct Raw {
+pub struct RawBuffer {
     device: Device,
     address: CUdeviceptr,
     reserved: usize,
@@ -19,27 +21,32 @@ pub(crate) struct Raw {
     chunks: Vec<(CUmemGenericAllocationHandle, usize)>,
 }
 
-impl Raw {
+impl RawBuffer {
     /// Reserves addresses.
-    pub(crate) fn reserve(device: &Device, bytes: usize) -> Self {
+    pub fn reserve(device: &Device, bytes: usize) -> Self {
         let address = device.driver().mem_address_reserve(bytes, 0, CUdeviceptr(0)).unwrap();
         Self { device: device.clone(), address, reserved: bytes, size: 0, chunks: Vec::new() }
     }
 
+    /// Where it begins.
+    pub fn address(&self) -> CUdeviceptr {
+        self.address
+    }
+
     /// Where its addresses end.
-    pub(crate) fn end(&self) -> CUdeviceptr {
+    pub fn end(&self) -> CUdeviceptr {
         CUdeviceptr(self.address.0 + self.reserved as u64)
     }
 
     /// Creates memory and maps it behind what there is.
-    pub(crate) fn add(&mut self, bytes: usize) {
+    pub fn add(&mut self, bytes: usize) {
         let properties = CUmemAllocationProp::pinned(self.device.location(), CUmemAllocationHandleType::NONE);
         let handle = self.device.driver().mem_create(bytes, &properties).unwrap();
         self.map(handle, bytes);
     }
 
     /// Maps memory behind what there is.
-    pub(crate) fn map(&mut self, handle: CUmemGenericAllocationHandle, bytes: usize) {
+    pub fn map(&mut self, handle: CUmemGenericAllocationHandle, bytes: usize) {
         let (driver, location) = (self.device.driver(), self.device.location());
         let access = CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE };
         let at = CUdeviceptr(self.address.0 + self.size as u64);
@@ -52,8 +59,18 @@ impl Raw {
         self.size += bytes;
     }
 
+    /// Imports memory from a file and maps it behind what there is, when the driver has said where it is.
+    pub fn import(&mut self, file: BorrowedFd<'_>, bytes: usize) {
+        let driver = self.device.driver();
+        let handle = driver.mem_import_posix_fd(file).unwrap();
+        // SAFETY: the handle was made just now.
+        let properties = unsafe { driver.mem_get_allocation_properties(handle) }.unwrap();
+        assert_eq!(properties.location, self.device.location());
+        self.map(handle, bytes);
+    }
+
     /// Unmaps the last chunk, and releases its memory.
-    pub(crate) fn cut(&mut self) {
+    pub fn cut(&mut self) {
         let handle = self.unmap_last();
         // SAFETY: it is ours.
         unsafe { self.device.driver().mem_release(handle) }.unwrap();
@@ -69,7 +86,7 @@ impl Raw {
 
     /// Maps all that there is at other addresses, too, where room for so much more is behind it, after the addresses behind
     /// it could not be had.
-    pub(crate) fn remap(&self, more: usize) -> Self {
+    pub fn remap(&self, more: usize) -> Self {
         let driver = self.device.driver();
         let elsewhere = driver.mem_address_reserve(more, 0, self.end()).unwrap();
         assert_ne!(elsewhere, self.end());
@@ -83,7 +100,7 @@ impl Raw {
     }
 
     /// Ends it, and leaves the first so many of its chunks to whoever has them, too.
-    pub(crate) fn finish_beside(mut self, shared: usize) {
+    pub fn finish_beside(mut self, shared: usize) {
         while self.chunks.len() > shared {
             self.cut();
         }
@@ -96,13 +113,13 @@ impl Raw {
     }
 
     /// Unmaps and releases everything.
-    pub(crate) fn finish(self) {
+    pub fn finish(self) {
         self.finish_beside(0);
     }
 }
 
 /// Waits for a stream.
-pub(crate) fn synchronize(stream: &cuvmm::StreamRef) {
+pub fn synchronize(stream: &StreamRef) {
     // SAFETY: the stream is alive.
     unsafe { stream.driver().stream_synchronize(stream.as_raw()) }.unwrap();
 }
