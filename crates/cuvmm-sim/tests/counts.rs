@@ -13,8 +13,11 @@ use cuvmm_sim::{Machine, Simulator, kernels};
 const CHUNK: usize = 64 << 10;
 const STREAMS: usize = 64;
 
+/// The kernel's own count. A list of the threads ends early where one of them ends meanwhile.
 fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").unwrap().count()
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let count = status.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap();
+    count.trim().parse().unwrap()
 }
 
 fn files() -> usize {
@@ -36,26 +39,26 @@ fn enter(driver: &Driver) {
     assert_eq!(unsafe { driver.raw().cuCtxSetCurrent(context) }.0, 0);
 }
 
-/// Waits until there are so many threads again.
-fn await_threads(before: usize) {
+/// Waits until there are so many threads again. A thread that was joined is counted for a moment still.
+fn await_threads(count: usize) {
     let until = Instant::now() + Duration::from_secs(20);
-    while threads() > before {
-        assert!(Instant::now() < until, "threads are left");
+    while threads() != count {
+        assert!(Instant::now() < until, "{} threads are left, not {count}", threads());
         std::thread::yield_now();
     }
 }
 
 #[test]
 fn threads_and_files_are_as_many_as_must_be() {
-    a_stream_has_a_thread_while_the_driver_lives();
-    a_thread_that_ended_leaves_no_stream_behind();
-    a_dropped_driver_ends_what_spins_and_what_is_queued_behind_it();
+    let before = threads();
+    a_stream_has_a_thread_while_the_driver_lives(before);
+    a_thread_that_ended_leaves_no_stream_behind(before);
+    a_dropped_driver_ends_what_spins_and_what_is_queued_behind_it(before);
     only_what_can_be_exported_has_a_file();
 }
 
-fn a_stream_has_a_thread_while_the_driver_lives() {
+fn a_stream_has_a_thread_while_the_driver_lives(before: usize) {
     extern "C" fn nothing(_data: *mut c_void) {}
-    let before = threads();
     let (simulator, driver) = start();
     let raw = driver.raw();
     enter(&driver);
@@ -72,11 +75,10 @@ fn a_stream_has_a_thread_while_the_driver_lives() {
     await_threads(before);
 }
 
-fn a_thread_that_ended_leaves_no_stream_behind() {
+fn a_thread_that_ended_leaves_no_stream_behind(before: usize) {
     extern "C" fn wait(_data: *mut c_void) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let before = threads();
     let (_simulator, driver) = start();
     for _ in 0..STREAMS {
         let work = || {
@@ -90,14 +92,13 @@ fn a_thread_that_ended_leaves_no_stream_behind() {
     await_threads(before);
 }
 
-fn a_dropped_driver_ends_what_spins_and_what_is_queued_behind_it() {
+fn a_dropped_driver_ends_what_spins_and_what_is_queued_behind_it(before: usize) {
     extern "C" fn never(_data: *mut c_void) {
         RAN.store(true, Ordering::Relaxed);
     }
     static RAN: AtomicBool = AtomicBool::new(false);
     /// Longer than the test waits.
     const LONG: u64 = 60_000_000_000;
-    let before = threads();
     let (simulator, driver) = start();
     enter(&driver);
     let (mut address, mut nanoseconds) = (0_u64, LONG);
