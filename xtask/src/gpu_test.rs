@@ -73,6 +73,7 @@ fn build(sh: &Shell) -> Result<Binaries> {
     let (mut suites, others): (Vec<_>, Vec<_>) =
         artifacts(&tests)?.into_iter().partition(|artifact| artifact.kind == "test");
     let benches = on_gpu(sh, others.into_iter().filter(|artifact| artifact.kind == "bench"))?;
+    ensure!(!benches.is_empty(), "no benchmark loads the driver");
     suites.sort_by(|a, b| a.name.cmp(&b.name));
     ensure!(!suites.is_empty(), "package cuvmm-tests has no integration tests");
 
@@ -106,7 +107,7 @@ fn on_gpu(sh: &Shell, all: impl IntoIterator<Item = Artifact>) -> Result<Vec<Art
 
 /// Whether an example or a benchmark runs on a GPU, by its source: the others are for the simulator alone.
 fn loads_driver(source: &str) -> bool {
-    source.contains("Driver::load(")
+    ["Driver::load(", "benched_driver()"].iter().any(|call| source.contains(call))
 }
 
 /// The executables that a run of cargo reports, one JSON message a line.
@@ -151,8 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn examples_for_a_gpu_are_known_by_their_source() {
+    fn examples_and_benchmarks_for_a_gpu_are_known_by_their_source() {
         assert!(loads_driver("let driver = if on_gpu { Driver::load()? } else { simulated()? };"));
+        assert!(loads_driver("let driver = benched_driver();"));
         assert!(!loads_driver("let driver = Simulator::new(Machine::h200()).driver()?;"));
     }
 
