@@ -1,97 +1,41 @@
-//! What the layers themselves cost: allocate, grow and close on a driver whose calls do nothing.
+//! What the layers themselves cost on a driver whose calls do nothing, by the number of chunks; with the cost of reading the
+//! clock twice.
+#![deny(unsafe_code)]
 #![allow(missing_docs, reason = "the functions are criterion's")]
-#![allow(clippy::unwrap_used, reason = "a benchmark stops at what it did not expect")]
 
-use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use cuvmm::{Driver, Options, Outcome, Release, VirtualMemoryBuffer, VirtualMemoryResource};
-use cuvmm_tests::{G, Nothing};
+use cuvmm_tests::{OPERATIONS, allow_open_files};
 
-/// How many chunks a buffer has that grows.
-const CHUNKS: [usize; 3] = [1, 100, 10_000];
-
-fn resource(driver: Nothing) -> VirtualMemoryResource {
-    let device = Driver::new(driver).unwrap().device(0).unwrap();
-    VirtualMemoryResource::new(&device, Options::new().release(Release::Caller)).unwrap()
-}
-
-/// A buffer of that many chunks, with room for as many and some more.
-fn chain(resource: &VirtualMemoryResource, chunks: usize) -> VirtualMemoryBuffer {
-    let mut buffer = resource.allocate_with_capacity(G, (chunks + 1) * G).unwrap();
-    for chunk in 2..=chunks {
-        buffer = buffer.grow_into(chunk * G).unwrap();
-    }
-    buffer
-}
-
-/// A way to grow.
-struct Case {
-    name: &'static str,
-    driver: fn() -> Nothing,
-    /// The size to grow to, of a buffer.
-    size: fn(&VirtualMemoryBuffer) -> usize,
-    outcome: Outcome,
-}
-
-const CASES: [Case; 4] = [
-    // The first two in its reservation and behind it, the last beyond what no driver grants.
-    Case {
-        name: "grow-in-place",
-        driver: Nothing::granting,
-        size: |buffer| buffer.size() + G,
-        outcome: Outcome::InPlace,
-    },
-    Case {
-        name: "grow-behind",
-        driver: Nothing::granting,
-        size: |buffer| buffer.capacity() + G,
-        outcome: Outcome::InPlace,
-    },
-    Case { name: "covered", driver: Nothing::granting, size: VirtualMemoryBuffer::size, outcome: Outcome::Covered },
-    Case {
-        name: "grow-move",
-        driver: Nothing::elsewhere,
-        size: |buffer| buffer.capacity() + G,
-        outcome: Outcome::Moved,
-    },
-];
+const CHUNKS: [usize; 5] = [1, 10, 100, 1000, 10_000];
 
 fn own_cost(criterion: &mut Criterion) {
-    criterion.bench_function("own/allocate-close", |bencher| {
-        let resource = resource(Nothing::granting());
-        bencher.iter(|| resource.allocate(black_box(G)).unwrap().close().unwrap());
-    });
-    for Case { name, driver, size, outcome } in CASES {
+    // Each chunk that is exported is one.
+    allow_open_files();
+    for (name, prepare) in OPERATIONS {
         for chunks in CHUNKS {
-            let resource = resource(driver());
-            let buffer = chain(&resource, chunks);
-            let size = size(&buffer);
-            let grow = || {
-                let grown = buffer.grow(black_box(size)).unwrap();
-                assert_eq!(grown.outcome(), Some(outcome));
-                grown
-            };
-            // With the cost of reading the clock twice.
             criterion.bench_function(&format!("own/{name}/{chunks}"), |bencher| {
+                let mut repeat = prepare(chunks);
                 bencher.iter_custom(|times| {
                     let mut sum = Duration::ZERO;
                     for _ in 0..times {
-                        let start = Instant::now();
-                        let grown = grow();
-                        sum += start.elapsed();
-                        grown.close().unwrap();
+                        repeat(&mut |operation| {
+                            let start = Instant::now();
+                            operation();
+                            sum += start.elapsed();
+                        });
                     }
                     sum
                 });
-            });
-            criterion.bench_function(&format!("own/{name}-close/{chunks}"), |bencher| {
-                bencher.iter(|| grow().close().unwrap());
             });
         }
     }
 }
 
-criterion_group!(benches, own_cost);
+fn short() -> Criterion {
+    Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1))
+}
+
+criterion_group! { name = benches; config = short(); targets = own_cost }
 criterion_main!(benches);

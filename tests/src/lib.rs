@@ -16,6 +16,7 @@ mod machine;
 pub mod matrix;
 mod memory;
 mod nothing;
+mod own;
 mod owner;
 mod peer;
 mod raw;
@@ -30,11 +31,12 @@ pub use foreign::ForeignRange;
 pub use gone::{Ranges, Remains};
 pub use graph::{Executable, Graph, Kernels, await_graphs, queue_copy, retain_in_capture};
 pub use later::{after, drain, until};
-pub use machine::Machine;
+pub use machine::{Machine, driver_of, processors};
 pub use memory::{
     G, MIB, ROOM, buffer_on, bytes_of, occupy_behind, pattern, require_marks, scratch, with_room_behind, write_marks,
 };
 pub use nothing::Nothing;
+pub use own::{OPERATIONS, Prepare, Repeat};
 pub use owner::Owner;
 pub use peer::{Peer, allow_open_files, open_files};
 pub use raw::{RawBuffer, synchronize};

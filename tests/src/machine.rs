@@ -1,4 +1,4 @@
-//! [`Machine`]: the GPUs of this machine.
+//! [`Machine`]: the GPUs of this machine, and what else a measurement names.
 
 use std::{fmt, fs};
 
@@ -22,13 +22,34 @@ impl Machine {
         let driver = Driver::load().context("no GPU can be used")?;
         let devices = driver.devices();
         ensure!(!devices.is_empty(), "the driver is there, but no GPU: is CUDA_VISIBLE_DEVICES empty?");
-        let text = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
         Ok(Self {
             gpus: devices.iter().map(|device| device.name()).collect::<Result<_, _>>()?,
             cuda: driver.version().to_string(),
-            kernel_driver: kernel_version(&text).map(str::to_owned),
+            kernel_driver: kernel_driver(),
         })
     }
+}
+
+/// A driver's version: that of its kernel's part, where there is one, and the CUDA version.
+pub fn driver_of(driver: &Driver) -> String {
+    let cuda = format!("CUDA {}", driver.version());
+    kernel_driver().map_or(cuda.clone(), |kernel_driver| format!("{kernel_driver}, {cuda}"))
+}
+
+fn kernel_driver() -> Option<String> {
+    let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    kernel_version(&text).map(str::to_owned)
+}
+
+/// The processors of this machine: how many, and of which model.
+pub fn processors() -> String {
+    processors_in(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+fn processors_in(text: &str) -> String {
+    let pairs = || text.lines().filter_map(|line| line.split_once(':')).map(|(key, value)| (key.trim(), value.trim()));
+    let model = pairs().find(|(key, _)| *key == "model name").map_or("processors of unknown model", |(_, model)| model);
+    format!("{} x {model}", pairs().filter(|(key, _)| *key == "processor").count())
 }
 
 /// One line, so that a table that is shown elsewhere says what it was made on.
@@ -64,6 +85,13 @@ mod tests {
         };
         check(&["NVIDIA H200"], Some("550.1"), "1 x NVIDIA H200, kernel driver 550.1, CUDA 12.4");
         check(&["A", "B", "A"], None, "2 x A, 1 x B, kernel driver of unknown version, CUDA 12.4");
+    }
+
+    #[test]
+    fn processors_are_counted_and_named() {
+        let text = "processor\t: 0\nmodel name\t: Xeon\n\nprocessor\t: 1\nmodel name\t: Xeon\n";
+        assert_eq!(processors_in(text), "2 x Xeon");
+        assert_eq!(processors_in("processor : 0\n"), "1 x processors of unknown model");
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! [`Nothing`]: a driver whose calls do nothing, for what the layers themselves cost.
 //!
 //! # Safety
-//! It hands out addresses that nobody ever reads or writes through.
+//! It hands out addresses that nobody ever reads or writes through, and files that are the caller's to close.
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
+use std::fs::File;
 use std::hint::black_box;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm::CUresult;
@@ -14,16 +17,27 @@ use cuvmm::driver::sys::*;
 use crate::memory::G;
 
 /// A driver that says yes.
+///
+/// What it exports are real files, duplicates of one that is `/dev/null`: to make one and to close it is the system's share
+/// of what an export costs on it, one call of the system each.
 #[derive(Default)]
 pub struct Nothing {
     next: AtomicU64,
     is_hint_granted: bool,
+    /// What is exported; nothing can be where it is not there.
+    exported: Option<OwnedFd>,
 }
 
 impl Nothing {
     /// One that grants every hint.
     pub fn granting() -> Self {
         Self { is_hint_granted: true, ..Self::default() }
+    }
+
+    /// One that grants every hint, and exports and imports.
+    pub fn sharing() -> Self {
+        let null = File::open("/dev/null").expect("a file to export");
+        Self { exported: Some(null.into()), ..Self::granting() }
     }
 
     /// One that grants none.
@@ -53,6 +67,12 @@ unsafe impl RawDriver for Nothing {
     unsafe fn cuDeviceGet(&self, device: *mut CUdevice, ordinal: i32) -> CUresult {
         // SAFETY: the caller's output.
         unsafe { device.write(CUdevice(ordinal)) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuDeviceGetUuid(&self, uuid: *mut CUuuid, _: CUdevice) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { uuid.write(CUuuid { bytes: [7; 16] }) };
         CUresult::SUCCESS
     }
 
@@ -123,6 +143,43 @@ unsafe impl RawDriver for Nothing {
     }
 
     unsafe fn cuMemSetAccess(&self, _: CUdeviceptr, _: usize, _: *const CUmemAccessDesc, _: usize) -> CUresult {
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuMemExportToShareableHandle(
+        &self,
+        shareable: *mut c_void,
+        _: CUmemGenericAllocationHandle,
+        _: CUmemAllocationHandleType,
+        _: u64,
+    ) -> CUresult {
+        let Some(file) = self.exported.as_ref().and_then(|file| file.try_clone().ok()) else {
+            return CUresult::NOT_SUPPORTED;
+        };
+        // SAFETY: the caller's output, which for a file is a number.
+        unsafe { shareable.cast::<i32>().write(file.into_raw_fd()) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuMemImportFromShareableHandle(
+        &self,
+        handle: *mut CUmemGenericAllocationHandle,
+        _: *mut c_void,
+        _: CUmemAllocationHandleType,
+    ) -> CUresult {
+        // SAFETY: the caller's output.
+        unsafe { handle.write(CUmemGenericAllocationHandle(1)) };
+        CUresult::SUCCESS
+    }
+
+    unsafe fn cuMemGetAllocationPropertiesFromHandle(
+        &self,
+        properties: *mut CUmemAllocationProp,
+        _: CUmemGenericAllocationHandle,
+    ) -> CUresult {
+        let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+        // SAFETY: the caller's output.
+        unsafe { properties.write(CUmemAllocationProp::pinned(CUmemLocation::device(0), kind)) };
         CUresult::SUCCESS
     }
 }

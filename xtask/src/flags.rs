@@ -14,6 +14,15 @@ xflags::xflags! {
             /// Leave what the conformance suite was answered in this folder.
             optional --report dir: PathBuf
         }
+        /// Measure what buffers cost, and write docs/benchmarks.md: our own cost, and with CUVMM_DRIVER=cuda that on a GPU.
+        cmd bench {
+            /// Measure nothing, and take the rows in these files, which the benchmarks of a bundle wrote elsewhere.
+            optional --from
+            /// Measure our own cost alone.
+            optional --own
+            /// What --from reads.
+            repeated file: PathBuf
+        }
         /// Run programs that are not ours on the stand-in library of the simulated driver.
         cmd interop {}
         /// Run the models of what threads share, in many orders of the threads' steps.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod abort;
+mod bench;
 mod bundle;
 mod ci;
 mod flags;
@@ -39,6 +40,7 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
     sh.change_dir(workspace_root()?);
     match flags.subcommand {
         flags::XtaskCmd::Ci(_) => ci::run(&sh).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Bench(options) => bench::run(&sh, &options, &caller).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Interop(_) => interop::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Fuzz(mut fuzz) => {
             fuzz.again = fuzz.again.map(|file| caller.join(file));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cuvmm::Device;
-use cuvmm_tests::Times;
+use cuvmm_tests::{Times, driver_of, processors};
 use serde_json::{Value, json};
 
 /// What was measured, each row printed as it is added.
@@ -11,19 +11,21 @@ pub(crate) struct Rows {
     gpu: String,
     driver: String,
     gpus: i32,
+    machine: String,
     rows: Vec<Value>,
 }
 
 impl Rows {
     pub(crate) fn on(device: &Device) -> Self {
         let driver = device.driver();
-        let (gpu, version, gpus) = (device.name().unwrap(), driver.version().to_string(), driver.device_count());
-        println!("{gpu}, 1 of {gpus}, CUDA {version}; times in us");
+        let (gpu, gpus, machine) = (device.name().unwrap(), driver.device_count(), processors());
+        let driver = driver_of(driver);
+        println!("{gpu}, 1 of {gpus}, driver {driver}, {machine}; times in us");
         println!(
             "{:<22} {:<16} {:>11} {:>11} {:>13} {:>6} {:>9}",
             "case", "subject", "p50", "p99", "total", "n", "peak MiB"
         );
-        Self { gpu, driver: version, gpus, rows: Vec::new() }
+        Self { gpu, driver, gpus, machine, rows: Vec::new() }
     }
 
     /// Adds how long a subject took in a case.
@@ -44,7 +46,7 @@ impl Rows {
         println!("{case:<22} {subject:<16} {p50:>11.2} {p99:>11.2} {total:>13.1} {n:>6} {mib:>9}");
         let mut row = json!({
             "case": case, "subject": subject, "unit": "us", "p50": p50, "p99": p99, "total": total, "n": n,
-            "gpu": self.gpu, "driver": self.driver, "gpus": self.gpus,
+            "gpu": self.gpu, "driver": self.driver, "gpus": self.gpus, "machine": self.machine,
         });
         if let Some(peak) = peak {
             row["peak_bytes"] = json!(peak);
