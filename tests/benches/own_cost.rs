@@ -2,11 +2,17 @@
 //! clock twice.
 #![deny(unsafe_code)]
 #![allow(missing_docs, reason = "the functions are criterion's")]
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at what it did not expect")]
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use cuvmm_tests::{OPERATIONS, allow_open_files};
+use criterion::{Criterion, criterion_group};
+use cuvmm_tests::{OPERATIONS, allow_open_files, processors};
+
+/// Where criterion leaves what it measured, if that is said.
+const FOLDER: &str = "CRITERION_HOME";
 
 const CHUNKS: [usize; 5] = [1, 10, 100, 1000, 10_000];
 
@@ -38,4 +44,12 @@ fn short() -> Criterion {
 }
 
 criterion_group! { name = benches; config = short(); targets = own_cost }
-criterion_main!(benches);
+
+fn main() {
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+    if let Some(folder) = env::var_os(FOLDER).map(PathBuf::from).filter(|folder| folder.is_dir()) {
+        // Beside the figures, which mean little without.
+        fs::write(folder.join("machine"), processors()).unwrap();
+    }
+}

@@ -19,7 +19,7 @@ use std::{env, fs};
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
 
-use crate::flags;
+use crate::{flags, instructions};
 use rows::Row;
 
 const JSON: &str = "docs/benchmarks.json";
@@ -36,13 +36,11 @@ pub(crate) fn run(sh: &Shell, options: &flags::Bench, caller: &Path) -> Result<(
     let mut rows = kept(sh)?;
     if options.from {
         for file in &options.file {
-            let file = caller.join(file);
-            let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            let new = rows::parse(&text).with_context(|| format!("{} is not what a run writes", file.display()))?;
-            rows = rows::merge(rows, new);
+            rows = rows::merge(rows, taken(&caller.join(file))?);
         }
     } else {
         rows = rows::merge(rows, own_times(sh)?);
+        rows = rows::merge(rows, measured::instructions(&instructions::count(sh)?));
         if !options.own {
             rows = rows::merge(rows, beside_raw_calls(sh)?);
         }
@@ -57,6 +55,15 @@ pub(crate) fn run(sh: &Shell, options: &flags::Bench, caller: &Path) -> Result<(
         println!("not there: {row}");
     }
     Ok(())
+}
+
+/// What a run elsewhere left: a list of rows, or the folder of criterion's.
+fn taken(from: &Path) -> Result<Vec<Row>> {
+    if from.is_dir() {
+        return measured::times(from);
+    }
+    let text = fs::read_to_string(from).with_context(|| format!("cannot read {}", from.display()))?;
+    rows::parse(&text).with_context(|| format!("{} is not what a run writes", from.display()))
 }
 
 /// The rows that there are.
@@ -98,6 +105,8 @@ fn beside_raw_calls(sh: &Shell) -> Result<Vec<Row>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn read(path: impl AsRef<Path>) -> String {
@@ -126,5 +135,7 @@ mod tests {
         let rows = rows::parse(&read(JSON)).unwrap();
         rows::check(&rows).unwrap();
         assert_eq!(rows::missing(&rows), [""; 0]);
+        let counted = rows.iter().filter(|row| row.unit == rows::INSTRUCTIONS).map(|row| row.case.clone());
+        assert_eq!(counted.collect::<BTreeSet<_>>(), BTreeSet::from_iter(instructions::tests::budgeted()));
     }
 }

@@ -7,7 +7,7 @@
 //! DIR/share-with     shares with Python, where that has NVIDIA's bindings; it has interop/python/share.py in it
 //! DIR/suites/NAME    the suites
 //! DIR/examples/NAME  the examples that load the driver
-//! DIR/benches/NAME   the benchmarks that load the driver
+//! DIR/benches/NAME   the benchmarks that load the driver, and that of our own cost
 //! DIR/BUNDLE         says what the folder is and needs; an earlier bundle is known by its first line
 //! DIR.tar.gz         all of that, packed to be carried
 //! ```
@@ -29,7 +29,7 @@ const MARKER_TEXT: &str = "\
 ./gpu-test runs them all and prints a table; it exits with 0 only when something passed and nothing
 failed. ./cuvmm demo shows the library at work; ./cuvmm doctor says what works on the machine.
 CUVMM_DRIVER=cuda benches/drop_cost --bench says what the drop of a buffer costs there, and benches/costs what buffers
-cost beside the driver's calls alone.
+cost beside the driver's calls alone; benches/own_cost --bench says what our own code costs.
 ./share-with python3 shares memory with a program in Python, both ways, where that has cuda-bindings.
 ";
 

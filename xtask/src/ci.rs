@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use xshell::{Shell, cmd};
 
-use crate::{abort, interop, metadata, shuttle};
+use crate::{abort, instructions, interop, metadata, shuttle};
 
 /// The cargo-deny that deny.toml is written for.
 const CARGO_DENY: &str = "0.20.2";
@@ -19,6 +19,7 @@ const STEPS: &[Step] = &[
     ("test", test),
     ("abort", abort::step),
     ("shuttle", shuttle::step),
+    ("instructions", instructions::run),
     ("interop", interop::run),
     ("doc", doc),
     ("deny", deny),

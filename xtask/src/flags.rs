@@ -5,7 +5,8 @@ use std::path::PathBuf;
 xflags::xflags! {
     /// The tasks of the cuvmm workspace.
     cmd xtask {
-        /// What continuous integration checks: format, lints, tests, models, interoperation, documentation, dependencies.
+        /// What continuous integration checks: format, lints, tests, models, instructions, interoperation, documentation,
+        /// dependencies.
         cmd ci {}
         /// Run the suites that need a GPU, here or, with --bundle, on a machine without cargo.
         cmd gpu-test {
@@ -16,13 +17,15 @@ xflags::xflags! {
         }
         /// Measure what buffers cost, and write docs/benchmarks.md: our own cost, and with CUVMM_DRIVER=cuda that on a GPU.
         cmd bench {
-            /// Measure nothing, and take the rows in these files, which the benchmarks of a bundle wrote elsewhere.
+            /// Measure nothing, and take what the benchmarks of a bundle left elsewhere: lists of rows, or criterion's folder.
             optional --from
             /// Measure our own cost alone.
             optional --own
             /// What --from reads.
             repeated file: PathBuf
         }
+        /// Count the instructions of what our own code does, and hold them to their budgets. Wants valgrind.
+        cmd instructions {}
         /// Run programs that are not ours on the stand-in library of the simulated driver.
         cmd interop {}
         /// Run the models of what threads share, in many orders of the threads' steps.

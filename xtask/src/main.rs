@@ -8,6 +8,7 @@ mod ci;
 mod flags;
 mod fuzz;
 mod gpu_test;
+mod instructions;
 mod interop;
 mod metadata;
 mod release;
@@ -41,6 +42,7 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
     match flags.subcommand {
         flags::XtaskCmd::Ci(_) => ci::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Bench(options) => bench::run(&sh, &options, &caller).map(|()| ExitCode::SUCCESS),
+        flags::XtaskCmd::Instructions(_) => instructions::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Interop(_) => interop::run(&sh).map(|()| ExitCode::SUCCESS),
         flags::XtaskCmd::Fuzz(mut fuzz) => {
             fuzz.again = fuzz.again.map(|file| caller.join(file));

@@ -1,6 +1,6 @@
-//! What criterion left in its folder, as rows of our own cost.
+//! What criterion left in its folder, and what callgrind counted, as rows of our own cost.
 //!
-//! A row is made of the samples of one benchmark. A sample is the mean of so many repetitions; `p50` is the median of the
+//! A row of times is made of the samples of one benchmark. A sample is the mean of so many repetitions; `p50` is the median of the
 //! samples, `p99` the 99th percentile, `total` all the time, and `n` all the repetitions.
 
 use std::fs;
@@ -9,7 +9,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::rows::{Row, US};
+use super::rows::{INSTRUCTIONS, Row, US};
+use crate::instructions::{Counts, middle};
 
 #[derive(Deserialize)]
 struct Benchmark {
@@ -23,8 +24,13 @@ struct Samples {
     times: Vec<f64>,
 }
 
+/// Where the benchmark says what processors it ran on.
+const MACHINE: &str = "machine";
+
 /// A row for each benchmark.
 pub(crate) fn times(folder: &Path) -> Result<Vec<Row>> {
+    let machine = folder.join(MACHINE);
+    let machine = fs::read_to_string(&machine).with_context(|| format!("cannot read {}", machine.display()))?;
     let mut rows = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("criterion left no {}", folder.display()))?;
     for entry in entries {
@@ -36,7 +42,8 @@ pub(crate) fn times(folder: &Path) -> Result<Vec<Row>> {
                 fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
             };
             let row = row(&read("benchmark.json")?, &read("sample.json")?);
-            rows.push(row.with_context(|| format!("{} has no samples", run.display()))?);
+            let row = row.with_context(|| format!("{} has no samples", run.display()))?;
+            rows.push(Row { machine: Some(machine.clone()), ..row });
         }
     }
     ensure!(!rows.is_empty(), "criterion left nothing in {}", folder.display());
@@ -51,35 +58,43 @@ fn row(benchmark: &str, samples: &str) -> Result<Row> {
     means.sort_by(f64::total_cmp);
     let permille = |share: usize| means.get((means.len() - 1) * share / 1000).copied().unwrap_or_default();
     let us = |nanoseconds: f64| (nanoseconds * 1e2).round() / 1e5;
-    Ok(Row {
-        case: benchmark.full_id,
+    let numbers = [us(permille(500)), us(permille(990)), us(times.iter().sum())];
+    Ok(own(benchmark.full_id, US, numbers, count(iters.iter().sum())))
+}
+
+/// A row for each operation: `p50` is the middle count, `p99` the highest.
+pub(crate) fn instructions(counts: &[Counts]) -> Vec<Row> {
+    let row = |(name, counts): &Counts| {
+        let highest = counts.iter().copied().max().unwrap_or_default();
+        #[allow(clippy::cast_precision_loss, reason = "no count comes near 2^52")]
+        let numbers = [middle(counts), highest, counts.iter().sum()].map(|count| count as f64);
+        own(name.clone(), INSTRUCTIONS, numbers, counts.len() as u64)
+    };
+    counts.iter().map(row).collect()
+}
+
+fn own(case: String, unit: &str, [p50, p99, total]: [f64; 3], n: u64) -> Row {
+    Row {
+        case,
         subject: "cuvmm".into(),
-        unit: US.into(),
-        p50: us(permille(500)),
-        p99: us(permille(990)),
-        total: us(times.iter().sum()),
-        n: count(iters.iter().sum()),
+        unit: unit.into(),
+        p50,
+        p99,
+        total,
+        n,
         gpu: String::new(),
         driver: String::new(),
         gpus: 0,
-        machine: Some(processors()),
+        machine: None,
         peak_bytes: None,
         error: None,
-    })
+    }
 }
 
 /// Criterion writes whole numbers as others.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is the sum of counts")]
 fn count(times: f64) -> u64 {
     times as u64
-}
-
-/// This machine's, as the benchmarks on a GPU tell theirs.
-fn processors() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let pairs = || text.lines().filter_map(|line| line.split_once(':')).map(|(key, value)| (key.trim(), value.trim()));
-    let model = pairs().find(|(key, _)| *key == "model name").map_or("processors of unknown model", |(_, model)| model);
-    format!("{} x {model}", pairs().filter(|(key, _)| *key == "processor").count())
 }
 
 #[cfg(test)]

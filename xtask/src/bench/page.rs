@@ -87,7 +87,7 @@ impl Page<'_> {
             self.table(&["host", "case", "what", "measured", "bound", ""], others);
         }
         if numbers_of_gpus(rows).is_empty() {
-            self.line("Nothing was measured on a GPU yet.");
+            self.line("\nNothing was measured on a GPU yet.");
         }
     }
 

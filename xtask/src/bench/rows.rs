@@ -6,8 +6,8 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 /// In the order in which they are shown.
-pub(crate) const SUBJECTS: [&str; 8] =
-    ["cuvmm", "cuvmm-recycling", "raw", "copy", "pool", "torch", "cuda.core", "quiet"];
+pub(crate) const SUBJECTS: [&str; 9] =
+    ["cuvmm", "cuvmm-recycling", "raw", "copy", "pool", "torch", "torch-copy", "cuda.core", "quiet"];
 /// What is done at each of these sizes, in MiB.
 pub(crate) const BY_SIZE: [&str; 3] = ["allocate-close", "grow-in-place", "grow-move"];
 pub(crate) const SIZES: [u32; 6] = [2, 64, 256, 1024, 4096, 16384];
