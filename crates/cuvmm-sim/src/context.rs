@@ -8,7 +8,7 @@ use cuvmm_driver::sys::*;
 
 use crate::capture;
 use crate::session::{Answer, Session};
-use crate::state::{Mapping, State};
+use crate::state::{Ended, Mapping, State};
 use crate::{map, reserve};
 
 /// A primary context.
@@ -33,6 +33,8 @@ pub(crate) struct Primary {
     pub(crate) retains: usize,
     /// What broke a context of the device's. It outlives that: the process gets none any more.
     error: Option<CUresult>,
+    /// The last contexts that were its, and are no more.
+    gone: Ended,
 }
 
 impl State {
@@ -179,6 +181,7 @@ fn destroy(session: &mut Session<'_>, device: i32) {
     let error = session.contexts.remove(&id).and_then(|context| context.error);
     if let Some(primary) = session.primaries.get_mut(&device) {
         primary.error = primary.error.or(error);
+        primary.gone.add(id);
     }
     session.ended.add(id);
     session.shared.changed.notify_all();
@@ -223,8 +226,15 @@ pub(crate) fn pop(session: &mut Session<'_>) -> Answer<CUcontext> {
 }
 
 pub(crate) fn device(session: &mut Session<'_>) -> Answer<CUdevice> {
-    let context = current(session)?;
-    Ok(CUdevice(device_of(session, context)))
+    let refused = match current(session) {
+        Ok(context) => return Ok(CUdevice(device_of(session, context))),
+        Err(code) => code,
+    };
+    // A context that was made current although it is gone.
+    let thread = session.thread;
+    let Some(top) = session.thread(thread).stack.last().copied() else { return Err(refused) };
+    let device = session.primaries.iter().find(|(_, primary)| primary.gone.contains(&top));
+    device.map(|(&device, _)| CUdevice(device)).filter(|_| session.policy.gone_contexts_made_current).ok_or(refused)
 }
 
 pub(crate) fn device_of(session: &Session<'_>, context: u64) -> i32 {

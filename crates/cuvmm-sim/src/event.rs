@@ -75,6 +75,10 @@ fn asked(session: &mut Session<'_>, event: CUevent) -> Answer<(u64, Option<u64>)
     let (context, last, captured) = (event.context, event.last, event.captured.clone());
     intact(session, context)?;
     if let Some(part) = captured {
+        if !session.captures.contains_key(&part.capture) {
+            // That capture has ended.
+            return Err(CUresult::INVALID_VALUE);
+        }
         session.invalidate(part.capture);
         return Err(CUresult::CAPTURED_EVENT);
     }
