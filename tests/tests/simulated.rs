@@ -7,15 +7,16 @@
 // This crate is part of tests: what it did not expect is to stop the test that it happened in.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::sys::CUstreamCaptureMode;
 use cuvmm::{
-    CUresult, Call, Device, HandleKind, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer,
+    CUresult, Call, Device, HandleKind, OnDrop, Options, Outcome, Release, StreamRef, VirtualMemoryBuffer,
     VirtualMemoryResource, ipc,
 };
 use cuvmm_sim::{Hints, Live, Machine, Preset, Simulator};
-use cuvmm_tests::{Current, G, MIB, Stream, queue_fill, require_marks, write_marks};
+use cuvmm_tests::{Capture, Current, G, MIB, MODES, Stream, buffer_on, drain, queue_fill, require_marks, write_marks};
 
 const PRESETS: [Preset; 2] = [Preset::Strict, Preset::Measured];
 
@@ -283,4 +284,34 @@ fn a_process_that_forked_leaves_the_parents_buffers_alone() {
     assert_eq!(simulator.live(), live);
     buffer.close().unwrap();
     assert_eq!(device.driver().stranded().total(), 0);
+}
+
+/// What nobody is to do: a real driver can crash where a capture begins while an event is recorded.
+#[test]
+fn dropped_while_captures_begin_and_end_it_goes_after() {
+    const CAPTURES: usize = 200;
+    for preset in PRESETS {
+        let (simulator, device) = start(Machine::h200().preset(preset));
+        let resource = VirtualMemoryResource::new(&device, Options::new().on_drop(OnDrop::Defer)).unwrap();
+        let captured = resource.allocate(G).unwrap();
+        captured.set_release(Release::Caller).unwrap();
+        for stream in [Stream::non_blocking(&device), Stream::blocking(&device)] {
+            thread::scope(|scope| {
+                let capturing = scope.spawn(|| {
+                    for round in 0..CAPTURES {
+                        Capture::begin(&stream, MODES[round % MODES.len()], &captured).end();
+                        thread::yield_now();
+                    }
+                });
+                while !capturing.is_finished() {
+                    drop(buffer_on(&resource, &stream));
+                    thread::yield_now();
+                }
+            });
+            drain(&resource);
+            stream.synchronize().unwrap();
+        }
+        captured.close().unwrap();
+        assert_eq!((simulator.live().mappings, simulator.violations()), (0, vec![]));
+    }
 }

@@ -266,9 +266,10 @@ impl Fence {
 }
 
 /// Whether a capture has the event that was asked for, which never says anything then: one that began before the record and
-/// ended before it was asked whether there is one.
+/// ended before it was asked whether there is one. A driver says of such an event that it is none, as it does of no other.
 fn has_event<T>(asked: &Result<T, cuvmm_driver::Error>) -> bool {
-    asked.as_ref().is_err_and(|error| error.code() == Some(CUresult::CAPTURED_EVENT))
+    let code = asked.as_ref().err().and_then(cuvmm_driver::Error::code);
+    matches!(code, Some(CUresult::CAPTURED_EVENT | CUresult::INVALID_VALUE))
 }
 
 /// Whether a failure says that the work is over. That no event can be made for want of a context says nothing of it.

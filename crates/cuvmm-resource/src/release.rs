@@ -90,7 +90,8 @@ pub enum OnDrop {
     Wait,
     /// A thread of this library's, which lets go of the memory once its work is over. The drop makes no call of the driver,
     /// and waits for nothing. [`pending`](crate::VirtualMemoryResource::pending) counts what is left to it, and
-    /// [`drain`](crate::VirtualMemoryResource::drain) waits for that.
+    /// [`drain`](crate::VirtualMemoryResource::drain) waits for that, as is to be done before a capture begins on a stream that
+    /// buffers wait for.
     Defer,
 }
 

@@ -48,7 +48,7 @@ use crate::reaper;
 ///
 /// # Safety
 /// While the value lives, [`stream`](Self::stream) gives one and the same stream, which is alive and one of
-/// [`driver`](Self::driver).
+/// [`driver`](Self::driver). No capture is begun on it when [`StreamRef::from_raw`] forbids that.
 pub unsafe trait StreamOwner: Send + Sync + 'static {
     /// The driver that the stream belongs to.
     fn driver(&self) -> &Driver;
@@ -135,8 +135,11 @@ impl StreamRef {
     ///
     /// # Safety
     /// It is a stream of `driver`, and stays alive while this or a clone of it does: the buffers that it is given to keep one,
-    /// also after they are dropped, as long as they are [pending](crate::VirtualMemoryResource::pending). Nobody begins a
-    /// capture on it while a copy, a fill, a wait or a fence of ours is under way.
+    /// also after they are dropped, as long as they are [pending](crate::VirtualMemoryResource::pending).
+    ///
+    /// Nobody begins a capture on it while a copy, a fill, a wait or a fence of ours is under way, nor while a buffer that waits
+    /// for it is dropped by another thread, or is pending: [`drain`](crate::VirtualMemoryResource::drain) the resource first.
+    /// An event may be recorded on it then, and a driver can crash on that at the very moment a capture begins (measured).
     ///
     /// # Errors
     /// What `cuStreamGetCtx` answers.
@@ -170,7 +173,8 @@ impl StreamRef {
 
     /// The stream itself, for launches and raw calls. A buffer that they use waits for them if this is its
     /// [release stream](crate::VirtualMemoryBuffer::set_release), or [`fence`](crate::VirtualMemoryBuffer::fence) is called
-    /// after them; by default it waits for the legacy default stream and blocking ones alone.
+    /// after them; by default it waits for the legacy default stream and blocking ones alone. When no capture is to be begun on
+    /// it, [`from_raw`](Self::from_raw) says.
     pub fn as_raw(&self) -> CUstream {
         self.inner.stream
     }
