@@ -14,6 +14,7 @@ use crate::device::{Device, Facts};
 use crate::error::Error;
 use crate::process::process_id;
 use crate::raw::{Call, RawDriver};
+use crate::retained::Retained;
 use crate::stranded::Stranded;
 use crate::sys::{CUcontext, CUdevice, CUresult, CUuuid, CudaVersion};
 use crate::table::{LoadError, Table};
@@ -33,6 +34,7 @@ struct Inner {
     version: CudaVersion,
     devices: Box<[Facts]>,
     stranded: Stranded,
+    retained: Retained,
 }
 
 /// The system's own driver, once it is loaded: a box that is never freed. It is no lock, which a process that is forked
@@ -101,8 +103,8 @@ impl Driver {
                 Ok(Facts::new(device))
             })
             .collect::<Result<_, Error>>()?;
-        let process = process_id();
-        Ok(Self { inner: Arc::new(Inner { raw, process, version, devices, stranded: Stranded::default() }) })
+        let (process, stranded, retained) = (process_id(), Stranded::default(), Retained::default());
+        Ok(Self { inner: Arc::new(Inner { raw, process, version, devices, stranded, retained }) })
     }
 
     /// The calls themselves, for what has no typed form. In a forked child they are as good as the driver makes them, which
@@ -160,6 +162,11 @@ impl Driver {
     /// What cleaning up could not give back, over all that was made through this driver.
     pub fn stranded(&self) -> &Stranded {
         &self.inner.stranded
+    }
+
+    /// The memory to which references were taken by its address, over all that was made through this driver.
+    pub fn retained(&self) -> &Retained {
+        &self.inner.retained
     }
 
     /// Whether this process was forked from the one that started the driver: no call works here, so nothing is

@@ -13,6 +13,7 @@ mod hook;
 mod list;
 mod process;
 mod raw;
+mod retained;
 mod stranded;
 #[allow(non_camel_case_types, reason = "the driver's own names")]
 pub mod sys;
@@ -26,6 +27,7 @@ pub use error::Error;
 pub use hook::{Failure, Hook, Hooked, Invocation};
 pub use process::process_id;
 pub use raw::{Call, Parameter, RawDriver, Symbol};
+pub use retained::Retained;
 pub use stranded::{Stranded, StrandedKind};
 pub use sys::{CUresult, CudaVersion};
 pub use table::{LoadError, MissingSymbol, Served, Table, entry_point};

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuvmm_driver::sys::{
     CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemFabricHandle,
@@ -48,6 +49,8 @@ pub struct Allocation {
     origin: Origin,
     flags: Option<CUmemAllocationPropFlags>,
     usage: Option<Arc<Usage>>,
+    /// Whether somebody may have it, or reach it, whom nobody here can tell of.
+    exposed: AtomicBool,
     released: bool,
 }
 
@@ -232,11 +235,14 @@ impl Allocation {
     pub unsafe fn retain(driver: &Driver, address: CUdeviceptr, size: GranularSize) -> Result<Self, Error> {
         // SAFETY: the caller may share the mapping there.
         let handle = unsafe { driver.mem_retain_allocation_handle(address) }?;
+        // The mapping is there until this returns: so whoever unmaps it knows of the reference.
+        driver.retained().add(handle);
         Ok(Self::own(driver, handle, size, Origin::Retained))
     }
 
     fn own(driver: &Driver, handle: CUmemGenericAllocationHandle, size: GranularSize, origin: Origin) -> Self {
-        Self { driver: driver.clone(), handle, size, origin, flags: None, usage: None, released: false }
+        let (driver, exposed) = (driver.clone(), AtomicBool::new(false));
+        Self { driver, handle, size, origin, flags: None, usage: None, exposed, released: false }
     }
 
     /// Counts it in `usage` until it is released, and what is exported of it: no longer where it was counted before.
@@ -299,6 +305,40 @@ impl Allocation {
         self.flags
     }
 
+    /// Whether nobody else is known to have the memory, or to reach it once it is unmapped: it was made here, no export of it
+    /// was ever attempted, dma-bufs included, each mapping of it that went was undone, and there is no reference to it that
+    /// was [retained](Self::retain) by address. Makes no call. What raw calls did with its [handle](Self::handle) is not
+    /// known.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// # let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
+    /// # let properties = CUmemAllocationProp::pinned(location, kind);
+    /// # let size = Granularity::minimum(&driver, &properties)?.round_up(1)?;
+    /// let memory = Allocation::create(&driver, size, &properties)?;
+    /// assert!(memory.is_private());
+    /// drop(memory.export_posix_fd()?);
+    /// assert!(!memory.is_private()); // whoever had the descriptor may have imported it
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn is_private(&self) -> bool {
+        let is_made_here = matches!(self.origin, Origin::Created(_)) && !self.driver.is_forked();
+        is_made_here && !self.exposed.load(Ordering::Acquire) && !self.driver.retained().contains(self.handle)
+    }
+
+    /// From now on somebody may have it, or reach it, whom nobody here can tell of.
+    pub(crate) fn expose(&self) {
+        self.exposed.store(true, Ordering::Release);
+    }
+
     /// What the driver says it is (`cuMemGetAllocationPropertiesFromHandle`). For imported memory the handle types
     /// read 0, and a location id of -2 means that its device is not visible here.
     ///
@@ -332,6 +372,7 @@ impl Allocation {
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_posix_fd(&self) -> Result<OwnedFd, Error> {
         self.check_exportable(CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR)?;
+        self.expose();
         // SAFETY: the handle is alive by the field's invariant.
         let mut fd = unsafe { self.driver.mem_export_posix_fd(self.handle) }?;
         if fd.as_raw_fd() == 0 {
@@ -349,6 +390,7 @@ impl Allocation {
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fabric(&self) -> Result<CUmemFabricHandle, Error> {
         self.check_exportable(CUmemAllocationHandleType::FABRIC)?;
+        self.expose();
         // SAFETY: the handle is alive by the field's invariant.
         let handle = unsafe { self.driver.mem_export_fabric(self.handle) }?;
         self.count_export();
@@ -378,6 +420,9 @@ impl Allocation {
         if let Err(error) = unsafe { self.driver.mem_release(self.handle) } {
             strand(&self.driver, self.usage.as_deref(), StrandedKind::Allocation, &error, "memory was not released");
             return Err(error.into());
+        }
+        if self.origin == Origin::Retained && !*self.exposed.get_mut() {
+            self.driver.retained().remove(self.handle);
         }
         if let Some(usage) = &self.usage {
             usage.held(self.origin).subtract(self.size());

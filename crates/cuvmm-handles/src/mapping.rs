@@ -284,6 +284,7 @@ impl Mapping {
         let exports = driver.raw().provides(Call::cuMemGetHandleForAddressRange);
         let device = if exports { self.device_for_a_context()? } else { None };
         let _current = device.as_ref().map(Current::push).transpose()?;
+        self.allocation.expose();
         // SAFETY: the range is this mapping's own, which is mapped while it is borrowed.
         let descriptor = unsafe { driver.mem_get_dma_buf(self.address(), self.size()) }?;
         if let Some(usage) = self.usage() {
@@ -305,17 +306,63 @@ impl Mapping {
     /// # Errors
     /// The first that `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` answer, the latter two where this held
     /// the last share.
-    pub fn close(mut self) -> Result<(), Error> {
-        let unmapped = self.unmap();
-        let allocation = Arc::clone(&self.allocation);
-        let reservation = Arc::clone(self.room.reservation());
-        drop(self);
+    pub fn close(self) -> Result<(), Error> {
+        let (unmapped, allocation, reservation) = self.take_apart();
         let released = Arc::into_inner(allocation).map_or(Ok(()), Allocation::close);
         let freed = Arc::into_inner(reservation).map_or(Ok(()), Reservation::close);
         unmapped.and(released).and(freed)
     }
 
-    fn unmap(&mut self) -> Result<(), Error> {
+    /// Unmaps, lets go of the addresses, and gives its share of the memory back: that can be mapped again.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cuvmm_driver::sys::*;
+    /// # use cuvmm_handles::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let driver = simulator.driver()?;
+    /// # let location = driver.device(0)?.location();
+    /// # let properties = CUmemAllocationProp::pinned(location, CUmemAllocationHandleType::NONE);
+    /// # let size = Granularity::minimum(&driver, &properties)?.round_up(2 << 20)?;
+    /// # let memory = Arc::new(Allocation::create(&driver, size, &properties)?);
+    /// # let range = Arc::new(Reservation::reserve(&driver, Reservation::GRANULARITY.round_up(4 << 20)?, 0)?);
+    /// # let access: Arc<[CUmemAccessDesc]> = [CUmemAccessDesc { location, flags: CUmemAccess_flags::READWRITE }].into();
+    /// let mapping = Mapping::map(&range, 0, memory, access.clone())?;
+    /// let memory = mapping.unmap()?;
+    /// Mapping::map(&range, 2 << 20, memory, access)?.close()?;
+    /// # drop(range);
+    /// # assert!(simulator.live().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The first that `cuMemUnmap` and, where this held the last share of the addresses, `cuMemAddressFree` answer. The
+    /// share of the memory is then let go of, as [`close`](Self::close) does.
+    #[doc(alias = "cuMemUnmap")]
+    pub fn unmap(self) -> Result<Arc<Allocation>, Error> {
+        let (unmapped, allocation, reservation) = self.take_apart();
+        if let Err(error) = unmapped {
+            drop(allocation);
+            // A failure is counted and reported.
+            drop(reservation);
+            return Err(error);
+        }
+        Arc::into_inner(reservation).map_or(Ok(()), Reservation::close)?;
+        Ok(allocation)
+    }
+
+    /// Unmaps, and gives the shares back.
+    fn take_apart(mut self) -> (Result<(), Error>, Arc<Allocation>, Arc<Reservation>) {
+        let unmapped = self.undo();
+        let shares = (Arc::clone(&self.allocation), Arc::clone(self.room.reservation()));
+        drop(self);
+        (unmapped, shares.0, shares.1)
+    }
+
+    fn undo(&mut self) -> Result<(), Error> {
         if std::mem::replace(&mut self.unmapped, true) || self.driver().is_forked() {
             return Ok(());
         }
@@ -324,6 +371,7 @@ impl Mapping {
         // SAFETY: the range is this mapping's, `unmapped` makes this the only unmap, and whoever started work on
         // it promised that the work has ended.
         if let Err(error) = unsafe { self.driver().mem_unmap(self.address(), self.size()) } {
+            self.allocation.expose();
             strand(self.driver(), self.usage(), StrandedKind::Mapping, &error, "memory was not unmapped");
             return Err(error.into());
         }
@@ -337,7 +385,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A failure was counted and reported by `unmap`.
-        let _ = self.unmap();
+        // A failure was counted and reported there.
+        let _ = self.undo();
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::error::Error;
+use crate::kept::Reason;
 use crate::reaper;
 use crate::resource::VirtualMemoryResource;
 
@@ -51,8 +52,43 @@ impl VirtualMemoryResource {
         }
     }
 
-    /// Waits as [`drain`](Self::drain) does, and lets go of this resource, as dropping it does without waiting: for the end of
-    /// a program, or before memory is counted. Its buffers, and other clones of it, live on.
+    /// Releases the oldest of what it [keeps](crate::Options::recycling) for its next buffers, until no more than so many bytes
+    /// are left, and tells how many were released. Makes no call where it keeps no more than that.
+    ///
+    /// ```
+    /// # use cuvmm_resource::*;
+    /// # use cuvmm_sim::{Machine, Simulator};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let simulator = Simulator::new(Machine::h200());
+    /// # let device = simulator.driver()?.device(0)?;
+    /// let options = Options::new().recycling(Recycling::up_to(1 << 30));
+    /// let resource = VirtualMemoryResource::new(&device, options)?;
+    /// resource.allocate(64 << 20)?.close()?;
+    /// assert_eq!(simulator.physical_bytes(0), 64 << 20);
+    /// assert_eq!(resource.trim(0)?, 64 << 20);
+    /// assert_eq!(simulator.physical_bytes(0), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Forked`], [`Error::HostCallback`], before any call; the first that the driver answers to a release: the others
+    /// are made all the same, and what could not be released is stranded.
+    #[doc(alias = "cuMemRelease")]
+    pub fn trim(&self, to_bytes: usize) -> Result<usize, Error> {
+        self.require_own_process()?;
+        let Some(kept) = self.memory().kept.as_ref().filter(|_| self.counts().kept() > to_bytes) else { return Ok(0) };
+        if self.device().driver().is_in_host_function()? {
+            return Err(Error::HostCallback);
+        }
+        let (bytes, released) = kept.trim(to_bytes, Reason::Trim);
+        released?;
+        Ok(bytes)
+    }
+
+    /// Waits as [`drain`](Self::drain) does, releases what is [kept](crate::Options::recycling), and lets go of this resource,
+    /// as dropping it does without waiting: for the end of a program, or before memory is counted. Its buffers, and other
+    /// clones of it, live on.
     ///
     /// ```
     /// # use std::time::{Duration, Instant};
@@ -70,9 +106,11 @@ impl VirtualMemoryResource {
     /// ```
     ///
     /// # Errors
-    /// As [`drain`](Self::drain). The resource is gone all the same, and what is pending goes later: to ask again, clone it
-    /// before.
+    /// As [`drain`](Self::drain), and as [`trim`](Self::trim). The resource is gone all the same, and what is pending goes
+    /// later: to ask again, clone it before.
     pub fn close(self, deadline: Instant) -> Result<(), Error> {
-        self.drain(deadline)
+        let drained = self.drain(deadline);
+        let trimmed = self.trim(0);
+        drained.and(trimmed.map(drop))
     }
 }

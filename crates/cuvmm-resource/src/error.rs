@@ -142,6 +142,12 @@ pub enum Error {
         /// What is wrong.
         reason: &'static str,
     },
+    /// Recycling that keeps nothing.
+    #[error("recycling can't have {reason}")]
+    Recycling {
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// Growing in place is not possible: the addresses behind the buffer can't be had.
     #[error("growing to {size:#x} bytes would move the buffer, whose addresses end at {capacity:#x}")]
     WouldMove {

@@ -208,6 +208,9 @@ impl VirtualMemoryResource {
     /// * Nobody relies on what the memory holds, through whichever address of it: no reference of Rust's points there
     ///   where it is memory of the host, and nobody's values there would be unsound if they changed. Safe code reads and
     ///   writes it through the buffer, at any time and on any thread, while others use it.
+    /// * Where a buffer of another [`Driver`](cuvmm_driver::Driver) of the same library has it, whose resource
+    ///   [recycles](crate::Recycling), that stays until this one is gone: its resource does not know of this one. What is of the
+    ///   same driver is not recycled while this one has it.
     ///
     /// What is sound without more: others may unmap theirs and release their handles whenever they like. What is not to
     /// be had at all: an order between writes here and reads there. That takes what two streams take, and a kernel that
@@ -349,7 +352,7 @@ impl VirtualMemoryResource {
             let room = reservation.take(range.end(), allocation.size())?;
             // SAFETY: the driver told of one mapping at these addresses, of the memory that was retained there, and of
             // this access; it is the caller's to give away, and so is what they promise of work.
-            range = range.with(unsafe { Mapping::from_raw(room, Arc::new(allocation), access) }?);
+            range = range.with(unsafe { Mapping::from_raw(room, Arc::new(allocation), access) }?, None);
         }
         let size = range.end();
         Ok(VirtualMemoryBuffer::new(self, range, size, None))

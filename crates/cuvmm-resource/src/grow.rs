@@ -288,10 +288,8 @@ impl VirtualMemoryBuffer {
     fn in_place(&self, size: usize, extra: usize, added: &Memory, want: Want) -> Result<Self, Error> {
         let would_move = Error::WouldMove { size, capacity: self.capacity() };
         let (here, behind) = self.rooms_behind(extra, added).ok_or(would_move)?;
-        let mut range = self.range().clone();
-        for room in [here, behind].into_iter().flatten() {
-            range = added.extend(range, room, want)?;
-        }
+        let rooms = [here, behind].into_iter().flatten();
+        let range = added.extend(self.range().clone(), rooms, want)?;
         Ok(self.resized(range, size, Outcome::InPlace))
     }
 
@@ -319,17 +317,18 @@ impl VirtualMemoryBuffer {
         let end = self.range().end();
         let granularity = self.resource().granularity().max(added.granularity);
         let total = granularity.exact(end)?.checked_add(granularity.exact(extra)?)?.bytes();
-        let mappings = self.range().mappings();
+        let mappings = self.range().kept_mappings();
         // Those that are there may be of a coarser one, made by another resource.
-        let coarsest = mappings.iter().map(|mapping| mapping.allocation().granularity()).fold(granularity, Ord::max);
+        let coarsest =
+            mappings.iter().map(|(mapping, _)| mapping.allocation().granularity()).fold(granularity, Ord::max);
         let reservation = Arc::new(self.resource().reserve_anywhere(coarsest, total)?);
         let mut range = Range::default();
-        for mapping in mappings {
+        for (mapping, kept) in mappings {
             let (allocation, access) = (Arc::clone(mapping.allocation()), Arc::clone(mapping.access()));
             let mapping = Mapping::map(&reservation, range.end(), allocation, access)?;
-            range = range.with(mapping);
+            range = range.with(mapping, kept.cloned());
         }
         let room = reservation.take(end, extra)?;
-        Ok(self.resized(added.extend(range, room, want)?, size, Outcome::Moved))
+        Ok(self.resized(added.extend(range, [room], want)?, size, Outcome::Moved))
     }
 }

@@ -1,23 +1,19 @@
 //! [`Memory`]: a kind of memory that was found to be there, and the one place that makes chunks of it.
 
 use std::path::Path;
-use std::time::Instant;
 
-use cuvmm_driver::sys::{
-    CUdevice_attribute, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation,
-    CUmemLocationType,
-};
-use cuvmm_driver::{CUresult, Device, MemoryInfo, Probe};
-use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, PrimaryContext, Reservation, Room, Usage};
+use cuvmm_driver::sys::{CUdevice_attribute, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType};
+use cuvmm_driver::{Device, Probe};
+use cuvmm_handles::{Allocation, GranularSize, Granularity, Mapping, Reservation, Room, Usage};
 
-use crate::capture::{Session, Target};
 use crate::error::Error;
+use crate::kept::Kept;
 use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
 use crate::numa;
+use crate::obtain::{Obtained, obtain};
 use crate::options::Options;
 use crate::range::Range;
-use crate::settle::PATIENCE;
-use crate::shortage::{OutOfMemory, Relief};
+use crate::shortage::Relief;
 use crate::statistics::Counts;
 use crate::sync::Arc;
 use crate::watch::TARGET;
@@ -51,6 +47,8 @@ pub(crate) struct Memory {
     /// The most bytes of one chunk.
     max_chunk: usize,
     relief: Relief,
+    /// What is left of its buffers, where that is kept.
+    pub(crate) kept: Option<Arc<Kept>>,
     /// Where what is made and reserved is counted.
     pub(crate) usage: Arc<Usage>,
     /// Where its buffers are counted, also when they are gone.
@@ -82,6 +80,13 @@ impl Memory {
             Some(bound) => bound - bound % granularity.bytes(),
             None => usize::MAX,
         };
+        if let Some(recycling) = options.recycling {
+            recycling.require_room(granularity)?;
+        }
+        let counts = Arc::default();
+        let is_shareable = handle_kind != HandleKind::None || properties.alloc_flags.gpu_direct_rdma_capable != 0;
+        let recycling = options.recycling.filter(|recycling| recycling.shareable || !is_shareable);
+        let kept = recycling.map(|recycling| Kept::new(recycling, device, properties.location, &counts));
         Ok(Self {
             device: device.clone(),
             location,
@@ -93,8 +98,9 @@ impl Memory {
             access,
             max_chunk,
             relief: options.relief.clone(),
+            kept,
             usage: Arc::default(),
-            counts: Arc::default(),
+            counts,
         })
     }
 
@@ -137,87 +143,58 @@ impl Memory {
         Err(Error::ChunkMismatch { what: "location" })
     }
 
-    /// Fills the room that lies behind a range with memory of this kind, in chunks as large as they may be.
-    pub(crate) fn extend(&self, mut range: Range, room: Room, want: Want) -> Result<Range, Error> {
-        let mut rest = Some(room);
-        while let Some(room) = rest.take() {
+    /// Fills the rooms that lie behind a range with memory of this kind, in chunks as large as they may be.
+    pub(crate) fn extend(
+        &self,
+        range: Range,
+        rooms: impl IntoIterator<Item = Room>,
+        want: Want,
+    ) -> Result<Range, Error> {
+        // What was made here goes where the rest fails, and is kept by nobody: these are let go of after the range.
+        let mut made = Vec::new();
+        let mut range = range;
+        let mut rooms = rooms.into_iter();
+        let mut next = rooms.next();
+        while let Some(room) = next {
             let (first, behind) = if room.size() > self.max_chunk {
                 room.split(self.max_chunk).map(|(a, b)| (a, Some(b)))?
             } else {
                 (room, None)
             };
+            next = behind.or_else(|| rooms.next());
             let size = self.granularity.exact(first.size())?;
-            let relief = (want == Want::Need).then_some((&self.relief, &*self.counts));
-            let allocation = create(&self.device, size, &self.properties, relief)?;
-            range = range.with(self.map(first, Arc::new(allocation.counted(&self.usage)))?);
-            rest = behind;
+            let mapping = match self.chunk(size, want)? {
+                Obtained::Kept(kept, allocation) => {
+                    let allocation = Arc::new(allocation);
+                    let mapped = self.map(first, Arc::clone(&allocation));
+                    let Ok(mapping) = mapped else {
+                        kept.put_back(allocation);
+                        return mapped.map(|_| range);
+                    };
+                    self.counts.add_recycled();
+                    mapping
+                }
+                Obtained::Made(allocation) => {
+                    let allocation = Arc::new(allocation.counted(&self.usage));
+                    made.extend(next.as_ref().and(self.kept.as_ref()).map(|_| Arc::clone(&allocation)));
+                    self.map(first, allocation)?
+                }
+            };
+            range = range.with(mapping, self.kept.clone());
         }
         Ok(range)
+    }
+
+    /// A chunk that is kept, or memory that is made.
+    fn chunk(&self, size: GranularSize, want: Want) -> Result<Obtained<'_>, Error> {
+        let relief = (want == Want::Need).then_some((&self.relief, &*self.counts));
+        obtain(&self.device, size, &self.properties, self.kept.as_deref(), relief)
     }
 
     /// Maps memory in the room, with the access of this kind.
     pub(crate) fn map(&self, room: Room, allocation: Arc<Allocation>) -> Result<Mapping, Error> {
         Ok(Mapping::map_in(room, allocation, Arc::clone(&self.access))?)
     }
-}
-
-/// Makes memory. Where there is not so much, what the resource's buffers have left is waited for, a while; then the hook is
-/// called once, and once more is tried; then as often as the options say. No lock is held. Without any relief, once has to do.
-fn create(
-    device: &Device,
-    size: GranularSize,
-    properties: &CUmemAllocationProp,
-    relief: Option<(&Relief, &Counts)>,
-) -> Result<Allocation, Error> {
-    let kinds = properties.requested_handle_types;
-    let mut asked = false;
-    let mut retries = 0;
-    let mut deadline = None;
-    loop {
-        let given_back = relief.map_or(0, |(_, counts)| counts.given_back());
-        let error = match Allocation::create(device.driver(), size, properties) {
-            Ok(allocation) => return Ok(allocation),
-            Err(error) => error,
-        };
-        let shortage = match error {
-            cuvmm_handles::Error::Create { bytes, error } if error.code() == Some(CUresult::OUT_OF_MEMORY) => {
-                let memory = memory_info(device, properties.location);
-                OutOfMemory { requested: bytes, granularity: size.granularity().bytes(), memory, error }
-            }
-            // What drivers answer without an IMEX channel.
-            cuvmm_handles::Error::Create { error, .. }
-                if kinds.contains(CUmemAllocationHandleType::FABRIC)
-                    && error.code() == Some(CUresult::NOT_PERMITTED) =>
-            {
-                return Err(Error::HandleKindRefused { kind: kinds.try_into()?, error });
-            }
-            error => return Err(error.into()),
-        };
-        let Some((relief, counts)) = relief else { return Err(Error::OutOfMemory(shortage)) };
-        let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
-        if counts.gives_back_more(given_back, deadline) {
-            continue;
-        }
-        if !std::mem::replace(&mut asked, true) && relief.ask(&shortage) {
-            continue;
-        }
-        if !relief.wait(retries) {
-            return Err(Error::OutOfMemory(shortage));
-        }
-        retries += 1;
-    }
-}
-
-/// How much memory the device has, where its primary context is active: a driver tells nobody else.
-fn memory_info(device: &Device, location: CUmemLocation) -> Option<MemoryInfo> {
-    if location != device.location() || !device.primary_ctx_is_active().ok()? {
-        return None;
-    }
-    let primary = PrimaryContext::retain(device).ok()?;
-    let session = Session::require(Target::legacy(&primary)).ok()?;
-    let memory = device.driver().mem_get_info().ok();
-    drop(session);
-    memory
 }
 
 /// The driver's own name of a location.
@@ -386,7 +363,8 @@ fn attempt(
     let size = find_granularity(device, GranularityKind::Minimum, properties, access)?.round_up(1)?;
     // No buffer of the resource is there yet, to give anything back.
     let none = Counts::default();
-    let allocation = create(device, size, properties, relief.map(|relief| (relief, &none)))?;
+    let relief = relief.map(|relief| (relief, &none));
+    let (Obtained::Made(allocation) | Obtained::Kept(_, allocation)) = obtain(device, size, properties, None, relief)?;
     let obtained = allocation.properties()?;
     let addresses = size.granularity().max(Reservation::GRANULARITY).round_up(1)?;
     let alignment = if addresses.bytes() > Reservation::GRANULARITY.bytes() { addresses.bytes() } else { 0 };

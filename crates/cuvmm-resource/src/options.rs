@@ -9,6 +9,7 @@ use cuvmm_handles::Reservation;
 use crate::error::Error;
 use crate::growth::GrowthPolicy;
 use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
+use crate::recycling::Recycling;
 use crate::release::{OnDrop, Release};
 use crate::shortage::{OutOfMemory, Relief};
 
@@ -47,6 +48,8 @@ pub struct Options {
     pub max_chunk: Option<usize>,
     /// How much a grow adds.
     pub growth: GrowthPolicy,
+    /// Which memory of buffers that are gone is kept for the next ones; none for all to be released.
+    pub recycling: Option<Recycling>,
     /// What buffers wait for.
     pub release: Release,
     /// Who waits for it when a buffer is dropped.
@@ -168,9 +171,16 @@ impl Options {
         Self { growth, ..self }
     }
 
+    /// Keeps memory of buffers that are gone for the next ones, and which. Unless this is called, closing releases.
+    #[must_use]
+    pub fn recycling(self, recycling: Recycling) -> Self {
+        Self { recycling: Some(recycling), ..self }
+    }
+
     /// What is called when the device, or the host, has not so much memory as is asked for in one piece. It may free some, of
-    /// these buffers or anybody's; when it answers `true` that piece is tried once more, once. Before, what the resource's own
-    /// buffers left [pending](crate::VirtualMemoryResource::pending) is waited for, two seconds at most. It is called without
+    /// these buffers or anybody's; when it answers `true` that piece is tried once more, once. Before, what resources of the
+    /// process [keep](Self::recycling) there is released, and what the resource's own buffers left
+    /// [pending](crate::VirtualMemoryResource::pending) is waited for, two seconds at most. It is called without
     /// any lock of this library's, and may use it: what it allocates itself calls no hook. Nor does what a
     /// [growth policy](GrowthPolicy) only wishes for.
     ///
@@ -244,6 +254,7 @@ impl Options {
         {
             return Err(Error::HandleKindOfHost { kind });
         }
+        self.recycling.map_or(Ok(()), Recycling::check)?;
         self.growth.check()
     }
 }

@@ -6,6 +6,7 @@
 use cuvmm_driver::sys::{CUdeviceptr, CUmemAccessDesc};
 use cuvmm_handles::{Mapping, Reservation};
 
+use crate::kept::{Kept, Piece};
 use crate::sync::Arc;
 
 /// Contiguous mappings, from the first to the one that this names; possibly none. A clone shares them all.
@@ -18,6 +19,8 @@ struct Node {
     /// Everything before `mapping`. Held bare rather than as a `Range`, so that no drop recurses.
     parent: Option<Arc<Node>>,
     mapping: Mapping,
+    /// What keeps its memory when nobody else has it any more; none where that is released.
+    kept: Option<Arc<Kept>>,
     /// Where the whole range begins.
     base: CUdeviceptr,
     /// Bytes from there to the end of `mapping`.
@@ -29,15 +32,15 @@ struct Node {
 }
 
 impl Range {
-    /// This range with one mapping more, which begins where it ends.
-    pub(crate) fn with(mut self, mapping: Mapping) -> Self {
+    /// This range with one mapping more, which begins where it ends, and what is to keep its memory.
+    pub(crate) fn with(mut self, mapping: Mapping, kept: Option<Arc<Kept>>) -> Self {
         let (base, end, count, common) = match &self.tail {
             Some(tail) => (tail.base, tail.end, tail.count, in_both(&tail.common, mapping.access())),
             None => (mapping.address(), 0, 0, Arc::clone(mapping.access())),
         };
         // The sum is bounded by the address space that the mappings lie in.
         let end = end.saturating_add(mapping.size());
-        let node = Node { parent: self.tail.take(), mapping, base, end, count: count + 1, common };
+        let node = Node { parent: self.tail.take(), mapping, kept, base, end, count: count + 1, common };
         Self { tail: Some(Arc::new(node)) }
     }
 
@@ -81,14 +84,23 @@ impl Range {
 
     /// Its mappings in address order.
     pub(crate) fn mappings(&self) -> Vec<&Mapping> {
-        let mut mappings = Vec::with_capacity(self.count());
+        self.in_order(|node| &node.mapping)
+    }
+
+    /// As [`mappings`](Self::mappings), with what keeps the memory of each.
+    pub(crate) fn kept_mappings(&self) -> Vec<(&Mapping, Option<&Arc<Kept>>)> {
+        self.in_order(|node| (&node.mapping, node.kept.as_ref()))
+    }
+
+    fn in_order<'a, T>(&'a self, of: impl Fn(&'a Node) -> T) -> Vec<T> {
+        let mut all = Vec::with_capacity(self.count());
         let mut next = self.tail.as_ref();
         while let Some(node) = next {
-            mappings.push(&node.mapping);
+            all.push(of(node));
             next = node.parent.as_ref();
         }
-        mappings.reverse();
-        mappings
+        all.reverse();
+        all
     }
 
     /// Whether every mapping that the bytes from `start` to `end` lie in has such access. As a rule all mappings have the
@@ -118,10 +130,10 @@ impl Range {
         Self { tail: tail.clone() }
     }
 
-    /// Lets go of it: each mapping that nobody else shares is closed, the last first. Goes on past failures and
-    /// returns the first.
+    /// Lets go of it: each mapping that nobody else shares is closed, the last first, and its memory kept where it may be.
+    /// Goes on past failures and returns the first.
     pub(crate) fn close(mut self) -> Result<(), cuvmm_handles::Error> {
-        self.tear_down()
+        self.tear_down(&mut Piece::whole())
     }
 
     /// As [`close`](Self::close), and lets go of the addresses that a buffer without memory has.
@@ -130,12 +142,21 @@ impl Range {
         closed.and(reserved.and_then(Arc::into_inner).map_or(Ok(()), Reservation::close))
     }
 
-    fn tear_down(&mut self) -> Result<(), cuvmm_handles::Error> {
+    /// As [`close`](Self::close), until a piece is given back: then it has what is left.
+    pub(crate) fn tear_down(&mut self, piece: &mut Piece) -> Result<(), cuvmm_handles::Error> {
         let mut first = Ok(());
-        while let Some(Node { parent, mapping, .. }) = self.tail.take().and_then(Arc::into_inner) {
+        while !piece.is_used_up()
+            && let Some(Node { parent, mapping, kept, .. }) = self.tail.take().and_then(Arc::into_inner)
+        {
             // Put back before anything can unwind, so that what is left is let go of as iteratively.
             self.tail = parent;
-            first = first.and(mapping.close());
+            first = first.and(match kept {
+                Some(kept) => kept.end(mapping, piece),
+                None => {
+                    piece.add(mapping.size());
+                    mapping.close()
+                }
+            });
         }
         first
     }
@@ -152,6 +173,6 @@ fn in_both(one: &Arc<[CUmemAccessDesc]>, other: &Arc<[CUmemAccessDesc]>) -> Arc<
 impl Drop for Range {
     fn drop(&mut self) {
         // Failures were counted and reported by the handles.
-        let _ = self.tear_down();
+        let _ = self.tear_down(&mut Piece::whole());
     }
 }

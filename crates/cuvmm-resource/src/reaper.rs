@@ -20,14 +20,24 @@ use std::time::{Duration, Instant};
 use cuvmm_driver::process_id;
 
 use crate::fence::Busy;
+use crate::kept::{Due, Kept, Piece};
 use crate::retired::Retired;
 use crate::settle::Pauses;
 use crate::stream::StreamRef;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, pause, spawn};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, pause, spawn};
 use crate::watch::TARGET;
 
 /// The longest pause, which is as long as a round of questions took.
 const LONG_ROUND: Duration = Duration::from_millis(20);
+
+/// The most memory that a round gives back, but for one chunk that is larger: 1 GiB. Others wait meanwhile for the driver.
+const ROUND: usize = 1 << 30;
+
+/// How long after a release grants of access are slow, on a host of several GPUs (measured): they catch up in between.
+const RECOVERY_PER_GIB: Duration = Duration::from_millis(3);
+
+/// What is given back without a pause: no effect of so little was seen.
+const UNNOTICED: usize = 64 << 20;
 
 /// Leaves the memory of a buffer to the reaper. Makes no call of the driver.
 pub(crate) fn hand_over(retired: Retired) {
@@ -37,6 +47,26 @@ pub(crate) fn hand_over(retired: Retired) {
 /// Leaves the last share of a stream to the reaper, where no call can be made to end it. Makes none.
 pub(crate) fn hand_over_stream(stream: StreamRef) {
     process::reaper().push(|queue| queue.streams.push(stream));
+}
+
+/// Has a cache looked at from now on, until its resource is gone and it is empty. Starts no thread.
+pub(crate) fn add_cache(kept: Arc<Kept>) {
+    process::reaper().lock().caches.push(kept);
+}
+
+/// Has a cache not looked at any more, of which the caller has a share.
+pub(crate) fn forget_cache(kept: &Kept) {
+    process::reaper().lock().caches.retain(|other| !std::ptr::eq(&raw const **other, kept));
+}
+
+/// Has the caches looked at then, or before.
+pub(crate) fn look_at_caches(at: Instant) {
+    process::reaper().push(|queue| queue.look_at_caches(at));
+}
+
+/// The caches of this process.
+pub(crate) fn caches() -> Vec<Arc<Kept>> {
+    process::reaper().lock().caches.clone()
 }
 
 /// Waits until something holds that the reaper sees to, or until the deadline. Whether it holds.
@@ -66,12 +96,31 @@ struct Reaper {
 struct Queue {
     retired: Vec<Retired>,
     streams: Vec<StreamRef>,
+    /// Those of resources that there are, and of others as long as they have something.
+    caches: Vec<Arc<Kept>>,
+    /// When those are to be looked at, if that is known.
+    caches_due: Option<Instant>,
+    /// How many wait for something to be let go of.
+    waiting: usize,
     /// Whether there is a thread, or will be.
     is_served: bool,
     /// Whether it is making calls.
     is_busy: bool,
     /// Whether the process exits, and no call is to be made any more.
     is_closed: bool,
+}
+
+/// What was handed over, and caches that are to be looked at.
+struct Arrived {
+    retired: Vec<Retired>,
+    streams: Vec<StreamRef>,
+    caches: Vec<Arc<Kept>>,
+}
+
+impl Queue {
+    fn look_at_caches(&mut self, at: Instant) {
+        self.caches_due = Some(self.caches_due.map_or(at, |due| due.min(at)));
+    }
 }
 
 impl Reaper {
@@ -112,14 +161,19 @@ impl Reaper {
         // Where no thread could be had before, one may be now.
         self.push(|_| ());
         let mut queue = self.lock();
-        while !holds() {
+        queue.waiting += 1;
+        let held = loop {
+            if holds() {
+                break true;
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || queue.is_closed {
-                return false;
+                break false;
             }
             queue = self.ended.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
+        };
+        queue.waiting -= 1;
+        held
     }
 
     /// What its thread does.
@@ -128,12 +182,23 @@ impl Reaper {
         let mut known = BTreeMap::new();
         let mut pauses = Pauses::new();
         let mut took = Duration::ZERO;
+        let (mut piece, mut unpaid) = (Piece::of(ROUND), 0);
         loop {
-            if !known.is_empty() {
+            unpaid += piece.given_back();
+            let is_awaited = piece.given_back() > 0 && self.lock().waiting > 0;
+            if is_awaited {
+                unpaid = 0;
+            } else {
                 // No more than half of the time is spent on questions. What takes longer is somebody else's code, or a release.
-                pause(pauses.next().max(took.min(LONG_ROUND)));
+                let asked = if known.is_empty() { Duration::ZERO } else { pauses.next().max(took.min(LONG_ROUND)) };
+                let rest = if unpaid < UNNOTICED { Duration::ZERO } else { recovery(std::mem::take(&mut unpaid)) };
+                let rest = asked.max(rest);
+                if !rest.is_zero() {
+                    pause(rest);
+                }
             }
-            let Some((retired, streams)) = self.take(known.is_empty()) else { break };
+            piece = Piece::of(ROUND);
+            let Some(Arrived { retired, streams, caches }) = self.take(known.is_empty()) else { break };
             let begin = Instant::now();
             for stream in streams {
                 self.attend(|| drop(stream));
@@ -143,10 +208,15 @@ impl Reaper {
                 pauses = Pauses::new();
             }
             let (before, mut busy) = (known.len(), Busy::default());
-            let step = |(key, retired): (usize, Retired)| Some((key, self.attend(|| retired.step(&mut busy))??));
-            known = known.into_iter().filter_map(step).collect();
+            for (_, retired) in std::mem::take(&mut known) {
+                if let Some(retired) = self.attend(|| retired.step(&mut busy, &mut piece)).flatten() {
+                    // What ends elsewhere by now may be another one's, too.
+                    merge(&mut known, retired);
+                }
+            }
             self.attend(|| drop(busy));
-            if known.len() < before {
+            self.see_to(caches, &mut piece);
+            if known.len() < before || piece.given_back() > 0 {
                 pauses = Pauses::new();
             }
             took = begin.elapsed();
@@ -154,13 +224,45 @@ impl Reaper {
         std::mem::forget(known);
     }
 
-    /// What was handed over since, waiting for something where there is nothing else to do. None where the process exits.
-    fn take(&self, is_idle: bool) -> Option<(Vec<Retired>, Vec<StreamRef>)> {
-        let mut queue = self.lock();
-        while is_idle && !queue.is_closed && queue.retired.is_empty() && queue.streams.is_empty() {
-            queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
+    /// Releases what caches have kept for too long, and forgets those that nothing comes to any more.
+    fn see_to(&self, caches: Vec<Arc<Kept>>, piece: &mut Piece) {
+        for kept in caches {
+            let now = Instant::now();
+            // Where that panics, once more is tried when something comes to it.
+            let due = self.attend(|| kept.release_due(now, piece)).unwrap_or(Due::WhenTold);
+            let mut queue = self.lock();
+            match due {
+                Due::At(at) => queue.look_at_caches(at),
+                Due::WhenTold => {}
+                Due::Never => queue.caches.retain(|other| !Arc::ptr_eq(other, &kept)),
+            }
+            // With the last share goes more than it: not under the lock.
+            drop(queue);
         }
-        (!queue.is_closed).then(|| (std::mem::take(&mut queue.retired), std::mem::take(&mut queue.streams)))
+    }
+
+    /// What was handed over since, waiting for something where there is nothing else to do. None where the process exits.
+    fn take(&self, is_idle: bool) -> Option<Arrived> {
+        let mut queue = self.lock();
+        let mut is_due;
+        loop {
+            let left = queue.caches_due.map(|due| due.saturating_duration_since(Instant::now()));
+            is_due = left.is_some_and(|left| left.is_zero());
+            if !is_idle || queue.is_closed || is_due || !queue.retired.is_empty() || !queue.streams.is_empty() {
+                break;
+            }
+            queue = match left {
+                Some(left) => self.arrived.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        if queue.is_closed {
+            return None;
+        }
+        let (retired, streams) = (std::mem::take(&mut queue.retired), std::mem::take(&mut queue.streams));
+        let caches = if is_due { queue.caches.clone() } else { Vec::new() };
+        queue.caches_due = queue.caches_due.filter(|_| !is_due);
+        Some(Arrived { retired, streams, caches })
     }
 
     /// Does a piece of work that makes calls, unless the process exits. None also where it panicked: the owner of a stream
@@ -202,12 +304,21 @@ impl Reaper {
 fn admit(known: &mut BTreeMap<usize, Retired>, mut retired: Retired) {
     // What can't be found out now is asked again.
     let _ = retired.begin();
+    merge(known, retired);
+}
+
+fn merge(known: &mut BTreeMap<usize, Retired>, retired: Retired) {
     match known.entry(retired.key()) {
         Entry::Occupied(mut same) => same.get_mut().merge(retired),
         Entry::Vacant(place) => {
             place.insert(retired);
         }
     }
+}
+
+/// How long others are left alone after so much was given back.
+fn recovery(bytes: usize) -> Duration {
+    RECOVERY_PER_GIB.mul_f64(bytes as f64 / f64::from(1 << 30)).min(LONG_ROUND)
 }
 
 /// The reaper of this process, and the end of that.

@@ -66,7 +66,7 @@ impl VirtualMemoryResource {
     ///
     /// # Errors
     /// Before any call: [`Error::Alignment`], [`Error::AddressHint`], [`Error::HandleKindOfHost`],
-    /// [`Error::GrowthPolicy`], [`Error::Driver`] for a release stream or a peer of another driver. What can't be had:
+    /// [`Error::GrowthPolicy`], [`Error::Recycling`], [`Error::Driver`] for a release stream or a peer of another driver. What can't be had:
     /// [`Error::Unsupported`], [`Error::HandleKindRefused`], [`Error::PeerUnreachable`], [`Error::NumaNode`],
     /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`]; for a trial [`Error::OutOfMemory`],
     /// [`Error::AddressSpaceExhausted`], [`Error::AccessRefused`]; what else the driver answers.
@@ -146,6 +146,12 @@ impl VirtualMemoryResource {
     /// Whether its memory is compressible.
     pub fn has_compression(&self) -> bool {
         self.memory().properties.alloc_flags.compression_type != 0
+    }
+
+    /// Whether it keeps memory of its buffers for the next ones: where it was [asked to](Options::recycling), and such memory
+    /// may be kept.
+    pub fn is_recycling(&self) -> bool {
+        self.memory().kept.is_some()
     }
 
     /// What it has had of the driver so far, and what its buffers came to. Makes no call.
@@ -305,7 +311,7 @@ impl VirtualMemoryResource {
             let room = reservation.take(range.end(), chunk.bytes()).map_err(Error::from)?;
             let allocation = next(index, chunk)?.counted(&self.memory().usage);
             self.memory().require_hosts(&allocation)?;
-            range = range.with(self.memory().map(room, Arc::new(allocation))?);
+            range = range.with(self.memory().map(room, Arc::new(allocation))?, None);
         }
         self.counts().add_allocation();
         Ok(VirtualMemoryBuffer::new(self, range, size, None))
@@ -396,7 +402,7 @@ impl VirtualMemoryResource {
     /// A buffer at the head of a reservation.
     fn buffer_in(&self, reservation: &Arc<Reservation>, size: GranularSize) -> Result<VirtualMemoryBuffer, Error> {
         let room = reservation.take(0, size.bytes())?;
-        let range = self.memory().extend(Range::default(), room, Want::Need)?;
+        let range = self.memory().extend(Range::default(), [room], Want::Need)?;
         Ok(VirtualMemoryBuffer::new(self, range, size.bytes(), None))
     }
 
@@ -446,7 +452,13 @@ impl VirtualMemoryResource {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if *self.makes_no_call.get_mut() && !self.memory.device.driver().is_forked() {
+        if self.memory.device.driver().is_forked() {
+            return;
+        }
+        if let Some(kept) = &self.memory.kept {
+            kept.close();
+        }
+        if *self.makes_no_call.get_mut() {
             let own = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take();
             let release = std::mem::take(&mut self.options.release).into_stream();
             own.into_iter().chain(release).for_each(reaper::hand_over_stream);

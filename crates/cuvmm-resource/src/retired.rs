@@ -8,6 +8,7 @@ use cuvmm_handles::Reservation;
 
 use crate::error::Error;
 use crate::fence::{Busy, Fence, drop_alone};
+use crate::kept::Piece;
 use crate::range::Range;
 use crate::release::{Order, Release};
 use crate::resource::VirtualMemoryResource;
@@ -130,12 +131,19 @@ impl Retired {
         Ok(())
     }
 
-    /// Lets go of the memory if its work is over, and gives it up if that can't be found out. Otherwise it is given back.
-    pub(crate) fn step(mut self, busy: &mut Busy) -> Option<Self> {
+    /// Lets go of the memory, as much as a piece has room for, if its work is over, and gives it up if that can't be found out.
+    /// Otherwise it is given back, as is one of which something is left.
+    pub(crate) fn step(mut self, busy: &mut Busy, piece: &mut Piece) -> Option<Self> {
         let polled = self.begin().and_then(|()| poll(&mut self.fences, &mut self.noted, busy));
         match polled {
             _ if self.is_lost() => {}
-            Ok(true) => self.let_go(),
+            Ok(true) => {
+                (self.failures, self.failing_since) = (0, None);
+                if !piece.is_used_up() {
+                    self.let_go(piece);
+                }
+                return (!self.range.is_empty() || self.reserved.is_some()).then_some(self);
+            }
             Ok(false) | Err(Unsettled::Refused(Error::StreamCapturing)) => {
                 (self.failures, self.failing_since) = (0, None);
                 return Some(self);
@@ -152,16 +160,20 @@ impl Retired {
         None
     }
 
-    fn let_go(mut self) {
+    fn let_go(&mut self, piece: &mut Piece) {
         let address = self.address();
-        if let Some(error) = self.noted.get().filter(|error| error.code() != Some(CUresult::CONTEXT_IS_DESTROYED)) {
+        // Told once, of the first piece.
+        let noted = std::mem::take(&mut self.noted);
+        if let Some(error) = noted.get().filter(|error| error.code() != Some(CUresult::CONTEXT_IS_DESTROYED)) {
             tracing::error!(target: TARGET, %error, %address, "work on a dropped buffer failed");
         }
         let (size, chunks) = (self.range.end(), self.range.count());
         let span = tracing::debug_span!(target: TARGET, "release", %address, size, chunks, deferred = true);
         // What fails here the handles count and report.
         let _ = watch("release", span, || -> Result<(), Error> {
-            Ok(std::mem::take(&mut self.range).close_with(self.reserved.take())?)
+            let closed = self.range.tear_down(piece);
+            let reserved = if self.range.is_empty() { self.reserved.take() } else { None };
+            Ok(closed.and(reserved.and_then(Arc::into_inner).map_or(Ok(()), Reservation::close))?)
         });
     }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use crate::growth::GrowthPolicy;
 use crate::kind::{Access, GranularityKind, HandleKind, Location, Request};
 use crate::options::Options;
+use crate::recycling::Recycling;
 use crate::release::{OnDrop, Release};
 use crate::shortage::Relief;
 
@@ -32,6 +33,7 @@ struct Fields {
     compression: Request,
     max_chunk: Option<usize>,
     growth: GrowthPolicy,
+    recycling: Option<Recycling>,
     release: Release,
     on_drop: OnDrop,
     #[serde(rename = "retry_out_of_memory")]

@@ -39,9 +39,11 @@ pub struct Statistics {
     pub reserved: Level,
     /// Addresses that have memory, in bytes. Memory that is mapped twice, as while a buffer moves, counts twice.
     pub mapped: Level,
-    /// Memory that this resource made and has not released, in bytes, also where another one's buffer grew by it. An exported
-    /// handle may hold it longer.
+    /// Memory that this resource made and has not released, in bytes, also where another one's buffer grew by it, and what is
+    /// kept. An exported handle may hold it longer.
     pub physical: Level,
+    /// Memory of these bytes that is [kept](crate::Options::recycling) for the next buffers.
+    pub kept: Level,
     /// Memory that was imported, in bytes. What is imported several times counts as often.
     pub imported: Level,
     /// Memory of others that was retained, in bytes. What is retained several times counts as often.
@@ -70,6 +72,10 @@ pub struct Statistics {
     pub grows_refused: usize,
     /// Buffers that were made from a larger one.
     pub truncations: usize,
+    /// Chunks that were kept, and became a next buffer's.
+    pub recycled: usize,
+    /// Chunks that were kept, and released.
+    pub trimmed: usize,
 }
 
 /// What the handles do not count by themselves.
@@ -88,6 +94,11 @@ pub(crate) struct Counts {
     moved: AtomicUsize,
     refused: AtomicUsize,
     truncations: AtomicUsize,
+    /// Bytes that are kept, and the most that there have been.
+    kept: AtomicUsize,
+    kept_peak: AtomicUsize,
+    recycled: AtomicUsize,
+    trimmed: AtomicUsize,
 }
 
 impl Counts {
@@ -99,6 +110,7 @@ impl Counts {
             reserved: usage.reserved(),
             mapped: usage.mapped(),
             physical: usage.created(),
+            kept: self.kept_level(),
             imported: usage.imported(),
             retained: usage.retained(),
             exported_handles: usage.exported(),
@@ -112,6 +124,8 @@ impl Counts {
             grows_moved: read(&self.moved),
             grows_refused: read(&self.refused),
             truncations: read(&self.truncations),
+            recycled: read(&self.recycled),
+            trimmed: read(&self.trimmed),
         }
     }
 
@@ -170,6 +184,31 @@ impl Counts {
 
     pub(crate) fn add_truncation(&self) {
         add_one(&self.truncations);
+    }
+
+    /// How many bytes are kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    fn kept_level(&self) -> Level {
+        // In this order, so that what was read first is within what is read last.
+        let now = self.kept();
+        Level { now, peak: self.kept_peak.load(Ordering::Relaxed).max(now) }
+    }
+
+    /// Under the lock of what is kept, which is why nothing is lost.
+    pub(crate) fn set_kept(&self, bytes: usize) {
+        self.kept.store(bytes, Ordering::Relaxed);
+        self.kept_peak.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_recycled(&self) {
+        add_one(&self.recycled);
+    }
+
+    pub(crate) fn add_trimmed(&self, chunks: usize) {
+        self.trimmed.fetch_add(chunks, Ordering::Relaxed);
     }
 
     /// Counts a grow, by how it ended.

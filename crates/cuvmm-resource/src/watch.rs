@@ -66,6 +66,16 @@ impl Ended for Result<VirtualMemoryBuffer, ResizeError> {
     }
 }
 
+impl Ended for Result<usize, Error> {
+    fn buffer(&self) -> Option<&VirtualMemoryBuffer> {
+        None
+    }
+
+    fn error(&self) -> Option<&Error> {
+        self.as_ref().err()
+    }
+}
+
 impl Ended for Result<(), CloseError> {
     fn buffer(&self) -> Option<&VirtualMemoryBuffer> {
         None

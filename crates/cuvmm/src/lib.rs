@@ -8,8 +8,8 @@ pub use cuvmm_driver::{CUresult, Call, CudaVersion, Device, Driver, LoadError};
 pub use cuvmm_ipc::{BufferDescriptor, Limits};
 pub use cuvmm_resource::{
     Access, Chunk, CloseError, DeallocateError, GranularityKind, GrowOptions, GrowthPolicy, HandleKind, Level,
-    Location, OnDrop, Options, OutOfMemory, Outcome, Release, Request, ResizeError, Statistics, StreamOwner, StreamRef,
-    VirtualMemoryBuffer, VirtualMemoryResource,
+    Location, OnDrop, Options, OutOfMemory, Outcome, Recycling, Release, Request, ResizeError, Statistics, StreamOwner,
+    StreamRef, VirtualMemoryBuffer, VirtualMemoryResource,
 };
 pub use error::Error;
 
