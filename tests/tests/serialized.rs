@@ -10,7 +10,8 @@ use std::time::Duration;
 use cuvmm::driver::sys::{CUdeviceptr, CUmemAllocationHandleType, CUuuid};
 use cuvmm::ipc::{BufferDescriptor, BufferId, HostId, Importer, Location, Metadata, export};
 use cuvmm::{
-    Access, GranularityKind, GrowthPolicy, HandleKind, Limits, OnDrop, Options, Release, Request, StreamRef, resource,
+    Access, GranularityKind, GrowthPolicy, HandleKind, Limits, OnDrop, Options, Recycling, Release, Request, StreamRef,
+    resource,
 };
 use cuvmm_tests::{Backend, G, require_marks, write_marks};
 use serde::Serialize;
@@ -85,7 +86,7 @@ fn options_keep_their_names_and_values() {
     let default = json!({
         "location": "device", "handle_kind": "none", "handle_fallback": null, "granularity": "minimum",
         "alignment": 0, "address_hint": 0, "own_access": "read_write", "rdma": "off", "compression": "off",
-        "max_chunk": null, "growth": "exact", "release": "default_stream", "on_drop": "wait",
+        "max_chunk": null, "growth": "exact", "recycling": null, "release": "default_stream", "on_drop": "wait",
         "retry_out_of_memory": { "times": 0, "pause": { "secs": 0, "nanos": 0 } },
     });
     round(&Options::new(), default);
@@ -99,6 +100,7 @@ fn options_keep_their_names_and_values() {
         .compression(Request::Required)
         .max_chunk(1 << 30)
         .growth(GrowthPolicy::doubling())
+        .recycling(Recycling::up_to(1 << 30).for_at_most(Duration::from_secs(60)).shareable())
         .release(Release::Caller)
         .on_drop(OnDrop::Defer)
         .retry_out_of_memory(3, Duration::from_millis(1500));
@@ -108,6 +110,7 @@ fn options_keep_their_names_and_values() {
         "granularity": "recommended", "alignment": 64 << 20, "address_hint": 1u64 << 40, "own_access": "read",
         "rdma": "if_supported", "compression": "required", "max_chunk": 1 << 30,
         "growth": { "geometric": { "percent": 100, "floor": 0, "cap": usize::MAX } }, "release": "caller",
+        "recycling": { "bytes": 1 << 30, "age": { "secs": 60, "nanos": 0 }, "shareable": true },
         "on_drop": "defer", "retry_out_of_memory": { "times": 3, "pause": { "secs": 1, "nanos": 500_000_000 } },
     });
     round(&all, expect);
@@ -168,6 +171,9 @@ fn an_option_that_is_absent_has_its_default_and_one_that_is_not_known_is_refused
     unknown(unread::<Options>(json!({ "peers": [] })));
     unknown(unread::<Options>(json!({ "retry_out_of_memory": { "hook": null } })));
     unknown(unread::<Options>(json!({ "growth": { "geometric": { "percent": 1, "floor": 0, "cap": 1, "more": 1 } } })));
+    unknown(unread::<Options>(json!({ "recycling": { "bytes": 1, "more": 1 } })));
+    let options: Options = from_value(json!({ "recycling": { "bytes": 1 << 30 } })).unwrap();
+    assert_eq!(options.recycling, Some(Recycling::up_to(1 << 30)));
     unknown(unread::<Limits>(json!({ "max_files": 5 })));
     let error = unread::<Options>(json!({ "release": { "stream": 5 } }));
     assert!(error.contains("unknown variant `stream`"), "{error}");
@@ -183,6 +189,8 @@ fn options_that_fit_no_device_are_not_read() {
     check(json!({ "alignment": -1 }), "invalid value");
     check(json!({ "address_hint": 4096 }), "0x1000");
     check(json!({ "growth": { "step": 0 } }), "a step of 0 bytes");
+    check(json!({ "recycling": { "bytes": 0 } }), "a budget of 0 bytes");
+    check(json!({ "recycling": { "age": null } }), "missing field `bytes`");
     check(json!({ "location": "host", "handle_kind": "posix_fd" }), "host");
     check(json!({ "handle_kind": "win32" }), "unknown variant");
     check(json!({ "retry_out_of_memory": { "times": 1, "pause": -1 } }), "invalid type");

@@ -158,6 +158,8 @@ impl Range {
                 }
             });
         }
+        // What is left is this one's alone: what others share is theirs.
+        self.tail = self.tail.take().and_then(Arc::into_inner).map(Arc::new);
         first
     }
 }

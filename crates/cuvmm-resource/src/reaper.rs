@@ -182,7 +182,7 @@ impl Reaper {
         let mut known = BTreeMap::new();
         let mut pauses = Pauses::new();
         let mut took = Duration::ZERO;
-        let (mut piece, mut unpaid) = (Piece::of(ROUND), 0);
+        let (mut piece, mut unpaid, mut first) = (Piece::of(ROUND), 0, 0);
         loop {
             unpaid += piece.given_back();
             let is_awaited = piece.given_back() > 0 && self.lock().waiting > 0;
@@ -208,9 +208,15 @@ impl Reaper {
                 pauses = Pauses::new();
             }
             let (before, mut busy) = (known.len(), Busy::default());
-            for (_, retired) in std::mem::take(&mut known) {
+            // Those come first to whom the last piece did not reach.
+            let (later, sooner) = (known.split_off(&first), std::mem::take(&mut known));
+            first = 0;
+            for (key, retired) in later.into_iter().chain(sooner) {
+                if first == 0 && piece.is_used_up() {
+                    first = key;
+                }
                 if let Some(retired) = self.attend(|| retired.step(&mut busy, &mut piece)).flatten() {
-                    // What ends elsewhere by now may be another one's, too.
+                    // Where a piece of it went it ends elsewhere.
                     merge(&mut known, retired);
                 }
             }

@@ -38,6 +38,7 @@ fn each_error_says_what_and_how_much() {
             "chunks of at most 0x10000 bytes can't be made at a granularity of 0x200000",
             (None, None),
         ),
+        (Error::Recycling { reason: "an age of 0" }, "recycling can't have an age of 0", (None, None)),
         (
             Error::OutOfBounds { offset: 1, bytes: 2, size: 3 },
             "2 bytes at offset 1 do not lie within a buffer of 3",

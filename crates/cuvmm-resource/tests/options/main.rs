@@ -12,5 +12,6 @@ mod growth;
 mod kinds;
 mod on_drop;
 mod one_chunk;
+mod recycling;
 mod resource;
 mod shortage;

@@ -8,11 +8,11 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::{CUstream, CUstream_flags, CUstreamCaptureMode};
 use cuvmm_driver::{Device, Driver};
-use cuvmm_resource::{StreamOwner, StreamRef, VirtualMemoryBuffer};
+use cuvmm_resource::{StreamOwner, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 
 use super::Bench;
 
@@ -147,4 +147,9 @@ pub(crate) fn in_host_function(stream: &StreamRef, work: impl FnOnce() + Send + 
     // SAFETY: the stream is alive, and the function takes the box that it is given.
     unsafe { stream.driver().launch_host_func(stream.as_raw(), Some(run), data) }.unwrap();
     stream.synchronize().unwrap();
+}
+
+/// Waits until nothing of the resource is pending.
+pub(crate) fn drain(resource: &VirtualMemoryResource) {
+    resource.drain(Instant::now() + Duration::from_secs(30)).unwrap();
 }
