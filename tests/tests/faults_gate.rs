@@ -171,8 +171,9 @@ fn fail_step(
             drop(current);
             ended
         });
-        std::thread::sleep(Duration::from_millis(20));
         // What could not be waited for comes back before; what can is waited for until now.
+        let has_failed = || backend.faults.fired() > fired;
+        await_quiet(backend, || ending.is_finished(), has_failed);
         gates.iter().for_each(Gate::open);
         ending.join().expect("an end")
     });
@@ -194,6 +195,23 @@ fn fail_step(
     drop((release, other));
     backend.require_left(&mark, if came_up && !is_back { lost_at_the_gate(step) } else { Left::default() });
     came_up.then_some(is_back)
+}
+
+/// Waits until it is over, or has gone as far as it will by itself: until it makes no call any more, or, where it asks again
+/// and again, for some time after one has failed.
+fn await_quiet(backend: &Backend, is_over: impl Fn() -> bool, has_failed: impl Fn() -> bool) {
+    const QUIET: Duration = Duration::from_millis(10);
+    let deadline = Instant::now() + 2 * QUIET;
+    let (mut calls, mut last, mut failed) = (backend.ledger.total(), Instant::now(), None);
+    while !is_over() && Instant::now() < deadline && last.elapsed() < QUIET {
+        if has_failed() && failed.get_or_insert_with(Instant::now).elapsed() > QUIET {
+            return;
+        }
+        if backend.ledger.total() != calls {
+            (calls, last) = (backend.ledger.total(), Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// What the gate leaves when a call of it fails before its effect.

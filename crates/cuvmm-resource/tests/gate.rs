@@ -5,8 +5,8 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use cuvmm_driver::sys::{CUstream, CUstream_flags};
 use cuvmm_driver::{CUresult, Call, StrandedKind};
@@ -17,6 +17,9 @@ use support::{Bench, G};
 
 /// Codes that do not say that the work is over.
 const CODES: [CUresult; 2] = [CUresult::OUT_OF_MEMORY, CUresult::UNKNOWN];
+
+/// How many cases are tried at a time.
+const SIDE_BY_SIDE: usize = 6;
 
 /// What a buffer waits for.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +105,11 @@ impl Busy {
     }
 }
 
-fn fail_each_call(end: End) {
+/// A call to fail, which one of its name it is, and what it answers.
+type Failing = (Behind, Call, usize, CUresult);
+
+fn cases(end: End) -> Vec<Failing> {
+    let mut cases = Vec::new();
     for behind in [Behind::Default, Behind::Stream, Behind::Fence, Behind::Everything] {
         let mut gate = Busy::gate(behind, end);
         assert!(gate.len() >= 4, "{gate:?}");
@@ -116,29 +123,43 @@ fn fail_each_call(end: End) {
                 late.filter(|(call, _)| [Call::cuEventDestroy, Call::cuDevicePrimaryCtxRelease].contains(call)),
             );
         }
-        for ((call, nth), code) in gate.iter().flat_map(|step| CODES.map(|code| (*step, code))) {
-            let what = format!("{behind:?}, {end:?}: {call} #{nth} fails with {code:?}");
-            let mut busy = Busy::new(behind);
-            busy.bench.faults.fail(call, nth, code, When::Before);
-            let came_back = busy.end(end);
-            assert_eq!(busy.bench.faults.fired(), 1, "{what}");
-            assert_eq!(busy.bench.simulator.violations(), [], "{what}");
-            let stranded = busy.bench.driver.stranded();
-            if let Some(buffer) = came_back {
-                assert_eq!(stranded.count(StrandedKind::Buffer), 0, "{what}");
-                buffer.close().unwrap();
-            }
-            let Busy { bench, streams, .. } = busy;
-            drop(streams);
-            // Where nobody could be given it, it goes a little later.
-            bench.wait_until(|bench| bench.simulator.live().mappings == 0);
-            assert_eq!(bench.simulator.violations(), [], "{what}");
-            let stranded = bench.driver.stranded();
-            assert_eq!(stranded.count(StrandedKind::Buffer), 0, "{what}");
-            // What is left is counted.
-            bench.wait_until(|bench| bench.simulator.live().is_empty() || !bench.driver.stranded().is_empty());
-        }
+        cases.extend(gate.iter().flat_map(|(call, nth)| CODES.map(|code| (behind, *call, *nth, code))));
     }
+    cases
+}
+
+/// Side by side, each on a simulator of its own: all they do is wait.
+fn fail_each_call(end: End) {
+    let cases = Mutex::new(cases(end).into_iter());
+    let next = || cases.lock().unwrap().next();
+    std::thread::scope(|scope| {
+        for _ in 0..SIDE_BY_SIDE {
+            scope.spawn(|| std::iter::from_fn(next).for_each(|case| fail_call(end, case)));
+        }
+    });
+}
+
+fn fail_call(end: End, (behind, call, nth, code): Failing) {
+    let what = format!("{behind:?}, {end:?}: {call} #{nth} fails with {code:?}");
+    let mut busy = Busy::new(behind);
+    busy.bench.faults.fail(call, nth, code, When::Before);
+    let came_back = busy.end(end);
+    assert_eq!(busy.bench.faults.fired(), 1, "{what}");
+    assert_eq!(busy.bench.simulator.violations(), [], "{what}");
+    let stranded = busy.bench.driver.stranded();
+    if let Some(buffer) = came_back {
+        assert_eq!(stranded.count(StrandedKind::Buffer), 0, "{what}");
+        buffer.close().unwrap();
+    }
+    let Busy { bench, streams, .. } = busy;
+    drop(streams);
+    // Where nobody could be given it, it goes a little later.
+    bench.wait_until(|bench| bench.simulator.live().mappings == 0);
+    assert_eq!(bench.simulator.violations(), [], "{what}");
+    let stranded = bench.driver.stranded();
+    assert_eq!(stranded.count(StrandedKind::Buffer), 0, "{what}");
+    // What is left is counted.
+    bench.wait_until(|bench| bench.simulator.live().is_empty() || !bench.driver.stranded().is_empty());
 }
 
 #[test]

@@ -197,40 +197,47 @@ fn ahead_of(counted: &Counted, buffer: &VirtualMemoryBuffer) -> Result<VirtualMe
 /// what could not be undone is, and is stranded.
 #[test]
 fn after_a_failure_of_any_call_the_numbers_are_the_drivers() {
+    let failures: usize = std::thread::scope(|scope| {
+        let each = OPERATIONS.map(|(name, operation)| scope.spawn(move || fail_each_call(name, operation)));
+        each.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(failures > 500, "{failures}");
+}
+
+/// How many calls failed.
+fn fail_each_call(name: &str, operation: Operation) -> usize {
     let mut failures = 0;
-    for (name, operation) in OPERATIONS {
-        // Memory that can be shared takes an open file each, and what is stranded keeps it.
-        let kind = if name == "import" { HandleKind::PosixFd } else { HandleKind::None };
-        let presets = [Preset::Strict, Preset::Measured];
-        for (code, preset) in CODES.into_iter().flat_map(|code| presets.map(|preset| (code, preset))) {
-            let counted = &Counted::of_kind(preset, kind);
-            for nth in 1.. {
-                let start = counted.assert_exact();
-                let buffer = counted.resource.allocate_with_capacity(2 * G, 4 * G).unwrap();
-                buffer.fill(0, G, 1).unwrap();
-                let (before, fired) = (counted.assert_exact(), counted.faults.fired());
-                counted.faults.fail_any(nth, code, When::Before);
-                let told = operation(counted, buffer);
-                let fired = counted.faults.fired() - fired;
-                counted.faults.clear();
-                let after = counted.assert_exact();
-                assert_eq!(after.buffers, 0, "{name}, call {nth}");
-                if told.is_err() {
-                    assert_eq!(after.allocations, before.allocations, "{name}, call {nth}: {told:?}");
-                }
-                if fired == 0 {
-                    assert!(told.is_ok() && nth > 3, "{name} takes {nth} calls: {told:?}");
-                    let now = |statistics: Statistics| {
-                        [statistics.mapped, statistics.physical, statistics.reserved].map(|level| level.now)
-                    };
-                    assert_eq!((now(after), after.stranded), (now(start), start.stranded), "{name}");
-                    break;
-                }
-                failures += 1;
+    // Memory that can be shared takes an open file each, and what is stranded keeps it.
+    let kind = if name == "import" { HandleKind::PosixFd } else { HandleKind::None };
+    let presets = [Preset::Strict, Preset::Measured];
+    for (code, preset) in CODES.into_iter().flat_map(|code| presets.map(|preset| (code, preset))) {
+        let counted = &Counted::of_kind(preset, kind);
+        for nth in 1.. {
+            let start = counted.assert_exact();
+            let buffer = counted.resource.allocate_with_capacity(2 * G, 4 * G).unwrap();
+            buffer.fill(0, G, 1).unwrap();
+            let (before, fired) = (counted.assert_exact(), counted.faults.fired());
+            counted.faults.fail_any(nth, code, When::Before);
+            let told = operation(counted, buffer);
+            let fired = counted.faults.fired() - fired;
+            counted.faults.clear();
+            let after = counted.assert_exact();
+            assert_eq!(after.buffers, 0, "{name}, call {nth}");
+            if told.is_err() {
+                assert_eq!(after.allocations, before.allocations, "{name}, call {nth}: {told:?}");
             }
+            if fired == 0 {
+                assert!(told.is_ok() && nth > 3, "{name} takes {nth} calls: {told:?}");
+                let now = |statistics: Statistics| {
+                    [statistics.mapped, statistics.physical, statistics.reserved].map(|level| level.now)
+                };
+                assert_eq!((now(after), after.stranded), (now(start), start.stranded), "{name}");
+                break;
+            }
+            failures += 1;
         }
     }
-    assert!(failures > 500, "{failures}");
+    failures
 }
 
 /// Where the addresses behind a buffer are somebody else's, others are given, and given back.

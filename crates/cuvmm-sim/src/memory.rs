@@ -223,7 +223,7 @@ impl Memory {
             return;
         }
         let whole = BOUNCE / pattern.len() * pattern.len();
-        let bounce: Vec<u8> = pattern.iter().copied().cycle().take(whole.min(length)).collect();
+        let bounce = pattern.repeat(whole.min(length).div_ceil(pattern.len()));
         let mut done = 0;
         while done < length {
             let part = (length - done).min(bounce.len());
