@@ -66,6 +66,8 @@ pub struct Left {
     pub contexts: usize,
     /// Streams.
     pub streams: usize,
+    /// User objects, which a ledger doesn't count.
+    pub user_objects: usize,
     /// What the library counted as stranded.
     pub stranded: usize,
     /// Those of the references whose handle was imported.
@@ -89,15 +91,16 @@ impl Left {
             events: self.events + other.events,
             contexts: self.contexts + other.contexts,
             streams: self.streams + other.streams,
+            user_objects: self.user_objects + other.user_objects,
             stranded: self.stranded + other.stranded,
             imported: self.imported + other.imported,
             bytes: self.known_bytes().zip(other.known_bytes()).map(|(left, more)| left + more),
         }
     }
 
-    /// This as a ledger has it, which counts neither bytes nor what was imported.
+    /// This as a ledger has it, which counts neither bytes nor user objects, nor what was imported.
     fn in_ledger(self) -> Self {
-        Self { imported: 0, bytes: Some(0), ..self }
+        Self { imported: 0, user_objects: 0, bytes: Some(0), ..self }
     }
 
     /// What is alive, where this is left beside what was.
@@ -110,6 +113,7 @@ impl Left {
         live.events = (live.events + self.events).min(is.events.max(live.events));
         live.contexts += self.contexts;
         live.streams += self.streams;
+        live.user_objects += self.user_objects;
         live.imported += self.imported;
         let bytes = |live: &Live| live.device_bytes.get(&0).copied().unwrap_or(0);
         let is_of_the_host = self.known_bytes().is_none() && is.host_bytes > was.host_bytes;

@@ -68,7 +68,10 @@ fn documented(call: Call) -> &'static [CUresult] {
         Call::cuCtxPushCurrent => &[Code::INVALID_VALUE, Code::INVALID_CONTEXT, Code::CONTEXT_IS_DESTROYED],
         Call::cuCtxPopCurrent => &[Code::INVALID_CONTEXT],
         Call::cuThreadExchangeStreamCaptureMode => &[Code::INVALID_VALUE],
-        Call::cuStreamIsCapturing => &[Code::INVALID_VALUE, Code::STREAM_CAPTURE_IMPLICIT],
+        Call::cuUserObjectCreate | Call::cuGraphRetainUserObject | Call::cuUserObjectRelease => &[Code::INVALID_VALUE],
+        Call::cuStreamIsCapturing | Call::cuStreamGetCaptureInfo => {
+            &[Code::INVALID_VALUE, Code::STREAM_CAPTURE_IMPLICIT]
+        }
         Call::cuStreamSynchronize => &[
             Code::INVALID_HANDLE,
             Code::INVALID_CONTEXT,

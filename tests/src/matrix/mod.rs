@@ -120,6 +120,7 @@ impl Row {
         steps.retain(|(step, _)| !matches!(step.call, Call::cuGetErrorName | Call::cuGetErrorString));
         let made = result.unwrap_or_else(|error| panic!("{self} failed by itself: {error}"));
         scene.require_intact(made.as_ref(), true, &format!("{self}, without a failure"));
+        scene.end_graphs(0);
         scene.close(made).unwrap_or_else(|error| panic!("{self}: {error}"));
         backend.require_unchanged(&mark);
         steps
@@ -149,6 +150,7 @@ impl Row {
             let polls = backend.ledger.log_since(calls).iter().any(|made| made.call == Call::cuEventQuery);
             assert!(polls, "{case}: it was not called");
             let made = result.unwrap_or_else(|error| panic!("{self} failed by itself: {error}"));
+            scene.end_graphs(0);
             scene.close(made).unwrap_or_else(|error| panic!("{self}: {error}"));
             backend.require_unchanged(&before);
             return false;
@@ -172,6 +174,12 @@ impl Row {
         // What is mapped behind the library's back is in the way of a grow, and of giving back the addresses around it.
         let is_in_the_way = expected.mappings > 0 && when == When::After;
         scene.require_intact(made.as_ref(), !is_in_the_way, &case);
+        // What is referred to for good has its share of the memory for good.
+        let is_shared_for_good = step.call == Call::cuUserObjectRelease && when == When::Before;
+        if is_shared_for_good {
+            expected = expected.plus(scene.whole());
+        }
+        scene.end_graphs(usize::from(is_shared_for_good));
         let resources = scene.counting_resources();
         match scene.close(made) {
             Err(error) if is_in_the_way => assert_eq!(error.call(), Some(Call::cuMemAddressFree), "{case}: {error}"),
@@ -263,6 +271,9 @@ fn translated(failing: Failing) -> Option<Verdict> {
         Call::cuCtxGetCurrent if failing.code == CUresult::NOT_PERMITTED => {
             Some(Verdict::As(|error| matches!(error, Resource::HostCallback)))
         }
+        Call::cuStreamGetCaptureInfo if captures.contains(&failing.code.0) => {
+            Some(Verdict::As(|error| matches!(error, Resource::NotCapturing)))
+        }
         // A capture that is over has the event: the stream is waited for instead.
         Call::cuStreamSynchronize | Call::cuEventSynchronize | Call::cuEventQuery
             if failing.code == CUresult::CAPTURED_EVENT =>
@@ -294,6 +305,10 @@ fn left(failing: Failing) -> Left {
         (When::Before, Call::cuMemAddressFree) => Left { reservations: 1, stranded, ..none },
         (When::Before, Call::cuEventDestroy) => Left { events: 1, stranded, ..none },
         (When::Before, Call::cuDevicePrimaryCtxRelease) => Left { contexts: 1, stranded, ..none },
+        (When::Before, Call::cuUserObjectRelease) => Left { user_objects: 1, stranded, ..none },
+        (When::After, Call::cuUserObjectRelease) => Left { stranded: 1, ..none },
+        // Nobody is told which it is, so that its destructor never runs.
+        (When::After, Call::cuUserObjectCreate) => Left { user_objects: 1, ..none },
         (When::After, Call::cuMemAddressReserve) => Left { reservations: 1, ..none },
         (When::After, Call::cuMemCreate | Call::cuMemRetainAllocationHandle) => Left { allocations: 1, ..none },
         (When::After, Call::cuMemImportFromShareableHandle) => Left { allocations: 1, imported: 1, ..none },

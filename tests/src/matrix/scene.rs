@@ -6,7 +6,9 @@ use cuvmm::{BufferDescriptor, Error, StreamRef, VirtualMemoryBuffer, VirtualMemo
 
 use crate::backend::Left;
 use crate::foreign::ForeignRange;
+use crate::graph::{Graph, await_graphs_but};
 use crate::memory::{G, require_marks, write_marks};
+use crate::work::Capture;
 
 /// The marks that the buffers of a scene hold.
 const SEED: u8 = 7;
@@ -27,6 +29,10 @@ pub struct Scene {
     pub occupied: Option<Reservation>,
     /// Streams that it may wait for.
     pub streams: Vec<StreamRef>,
+    /// Graphs that may own its memory.
+    pub graphs: Vec<Graph>,
+    /// A capture whose graph may.
+    pub capture: Option<Capture>,
     /// A descriptor of it.
     pub descriptor: Option<BufferDescriptor>,
     /// Whether the input became a larger or smaller one, and only what it no longer has was not given back.
@@ -84,6 +90,8 @@ impl Scene {
             foreign: None,
             occupied: None,
             streams: Vec::new(),
+            graphs: Vec::new(),
+            capture: None,
             descriptor: None,
             is_resized: false,
             had_foreign: false,
@@ -154,6 +162,15 @@ impl Scene {
             require_marks(&larger, SEED, buffer.size().min(was.size));
             larger.close().expect("a close");
         }
+    }
+
+    /// Destroys its graphs, and waits until none has any of its memory but for so many shares, which are lost.
+    pub(super) fn end_graphs(&mut self, lost: usize) {
+        if let Some(capture) = self.capture.take() {
+            capture.end();
+        }
+        self.graphs.clear();
+        await_graphs_but(&self.resource, lost);
     }
 
     /// Closes what there is, and what was made of it, past failures. The first is told.

@@ -177,6 +177,20 @@ pub(crate) const ROWS: &[Row] = &[
         exception: silent,
     },
     Row {
+        operation: "close of the resource",
+        path: "three chunks pending, and a clone",
+        set_up: |backend| unattended(deferring(backend, 3, 8 * G)),
+        operate: close_resource,
+        exception: silent,
+    },
+    Row {
+        operation: "close of the resource",
+        path: "a buffer pending that waits for a stream and a fence, and a clone",
+        set_up: |backend| waiting(backend, Scene::of(deferring(backend, 1, G))),
+        operate: close_resource,
+        exception: silent,
+    },
+    Row {
         operation: "drain",
         path: "after a drop of what two map",
         set_up: |backend| {
@@ -256,6 +270,13 @@ fn close_within(scene: &mut Scene, time: Duration) -> Result<Option<VirtualMemor
 fn dropped(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
     drop(scene.take());
     drain(scene);
+    Ok(None)
+}
+
+/// What is asked of it later is asked of a clone.
+fn close_resource(scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
+    drop(scene.take());
+    scene.resource.clone().close(Instant::now() + LONG)?;
     Ok(None)
 }
 

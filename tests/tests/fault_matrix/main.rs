@@ -8,6 +8,7 @@ mod allocate;
 mod close;
 mod construct;
 mod foreign;
+mod graphs;
 mod grow;
 mod peers;
 mod share;
@@ -26,6 +27,7 @@ cuvmm_tests::suite!(
     every_failing_call_of_shrinking_is_told_and_leaves_a_buffer,
     every_failing_call_of_sharing_is_told_and_leaves_nothing,
     every_failing_call_of_closing_is_told_and_strands_what_it_would_have_undone,
+    every_failing_call_of_giving_memory_to_a_graph_is_told_and_leaves_the_buffer_as_it_was,
     every_failing_call_about_ranges_of_others_is_told_and_leaves_them_theirs,
 );
 
@@ -53,6 +55,10 @@ fn every_failing_call_of_shrinking_is_told_and_leaves_a_buffer(backend: &Backend
 
 fn every_failing_call_of_sharing_is_told_and_leaves_nothing(backend: &Backend) {
     fail_every_call(backend, share::ROWS);
+}
+
+fn every_failing_call_of_giving_memory_to_a_graph_is_told_and_leaves_the_buffer_as_it_was(backend: &Backend) {
+    fail_every_call(backend, graphs::ROWS);
 }
 
 fn every_failing_call_about_ranges_of_others_is_told_and_leaves_them_theirs(backend: &Backend) {
