@@ -1,5 +1,5 @@
-//! `cargo xtask interop`: run programs that are not ours on the stand-in library: NVIDIA's bindings for Python, by
-//! themselves, and sharing memory with ours both ways.
+//! `cargo xtask interop`: try the wire format in Python, and run programs that are not ours on the stand-in library:
+//! NVIDIA's bindings for Python, by themselves, and sharing memory with ours both ways.
 //!
 //! ```text
 //! target/interop/lib/libcuda.so.1  the stand-in, where any other program finds it, too
@@ -19,6 +19,8 @@ const LIBRARY: &str = "cuvmm_sim_libcuda";
 const FOLDER: &str = "target/interop";
 const REQUIREMENTS: &str = "interop/python/requirements.txt";
 const PROGRAM: &str = "interop/python/vmm_round_trip.py";
+/// What needs neither the bindings nor the stand-in.
+const WIRE_TEST: &str = "interop/python/wire_test.py";
 /// The oldest Python that the bindings are made for.
 const PYTHON: [u32; 2] = [3, 10];
 /// The variables that the program is run with, one each time.
@@ -32,11 +34,13 @@ const SHARING: usize = 3;
 /// Has the bindings look for the per-thread forms of calls.
 const PER_THREAD_STREAMS: &str = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM";
 
-/// Runs the programs on the stand-in once for each of `RUNS`, and demands that they break no rule and give everything back.
+/// Tries the wire format in Python by itself, runs the programs on the stand-in once for each of `RUNS`, and demands that they break no rule and give everything back.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let folder = sh.current_dir().join(FOLDER);
     let libraries = install_library(sh, &folder)?;
     let python = install_bindings(sh, &folder)?;
+    println!("-- {WIRE_TEST}");
+    cmd!(sh, "{python} -B {WIRE_TEST}").quiet().run()?;
     let share_with = build_share_with(sh)?;
     let log = folder.join("log");
     for run in RUNS {
