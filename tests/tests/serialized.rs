@@ -196,6 +196,25 @@ fn options_that_fit_no_device_are_not_read() {
     check(json!({ "retry_out_of_memory": { "times": 1, "pause": -1 } }), "invalid type");
 }
 
+/// The sample in JSON that a README has.
+fn sample(readme: &str) -> Value {
+    let (_, rest) = readme.split_once("```json\n").expect("a sample");
+    assert!(!rest.contains("```json"), "more than one");
+    from_str(rest.split_once("```").expect("its end").0).unwrap()
+}
+
+#[test]
+fn the_readmes_samples_are_read_and_have_every_field() {
+    let options = sample(include_str!("../../crates/cuvmm-resource/README.md"));
+    let fields = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(fields(&options), fields(&to_value(Options::new()).unwrap()));
+    assert_eq!(to_value(from_value::<Options>(options.clone()).unwrap()).unwrap(), options);
+    assert_eq!(format!("{:?}", from_str::<Options>("{}").unwrap()), format!("{:?}", Options::new()));
+    let told = sample(include_str!("../../crates/cuvmm-ipc/README.md"));
+    assert_eq!(fields(&told), fields(&to_value(metadata()).unwrap()));
+    assert_eq!(to_value(from_value::<Metadata>(told.clone()).unwrap()).unwrap(), told);
+}
+
 fn metadata() -> Metadata {
     let mut metadata = Metadata::new(vec![2 << 20, 4 << 20]);
     metadata.size -= 1;
