@@ -25,7 +25,7 @@ pub use device::{ComputeCapability, Device};
 pub use driver::Driver;
 pub use error::Error;
 pub use hook::{Failure, Hook, Hooked, Invocation};
-pub use process::process_id;
+pub use process::{OfProcess, process_id};
 pub use raw::{Call, Parameter, RawDriver, Symbol};
 pub use retained::Retained;
 pub use stranded::{Stranded, StrandedKind};

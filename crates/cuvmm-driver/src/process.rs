@@ -1,9 +1,10 @@
-//! The number of this process, without asking the kernel each time.
+//! The number of this process, without asking the kernel each time, and values that each process has of its own.
 //!
-//! It is kept in a page that the kernel wipes in a forked child, however that was made.
+//! The number is kept in a page that the kernel wipes in a forked child, however that was made.
 //!
 //! # Safety
-//! The page is mapped for good, and only ever used as the one atomic number at its start.
+//! * The page is mapped for good, and only ever used as the one atomic number at its start.
+//! * An [`OfProcess`] is null or what was made for one, which is never freed.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_void};
@@ -38,6 +39,72 @@ pub fn process_id() -> u32 {
             id
         }
         id => id,
+    }
+}
+
+/// A value that each process has of its own, made when it is first asked for and never dropped.
+///
+/// A forked child has none of its parent's threads, and may have found its locks held for ever. So it gets another value
+/// than its parent's, and waits for nothing on the way.
+///
+/// ```
+/// use std::sync::Mutex;
+///
+/// use cuvmm_driver::OfProcess;
+///
+/// static NAMES: OfProcess<Mutex<Vec<String>>> = OfProcess::new();
+///
+/// assert!(NAMES.get().is_none());
+/// NAMES.get_or_make(Mutex::default).lock().unwrap().push("first".to_owned());
+/// assert_eq!(NAMES.get().map(|names| names.lock().unwrap().len()), Some(1));
+/// ```
+#[derive(Debug)]
+pub struct OfProcess<T: 'static>(AtomicPtr<Made<T>>);
+
+struct Made<T> {
+    process: u32,
+    value: T,
+}
+
+impl<T: Sync + 'static> OfProcess<T> {
+    /// One that no process has a value of yet.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// This process's value, if it has been made.
+    pub fn get(&self) -> Option<&'static T> {
+        self.made().ok()
+    }
+
+    /// This process's value. Where several threads make one at once, all get the same, and the others' are dropped.
+    pub fn get_or_make(&self, make: impl Fn() -> T) -> &'static T {
+        loop {
+            match self.made() {
+                Ok(value) => return value,
+                Err(known) => {
+                    let made = Box::into_raw(Box::new(Made { process: process_id(), value: make() }));
+                    if self.0.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                        // SAFETY: it was made just now, and another thread was first: nobody knows of it.
+                        drop(unsafe { Box::from_raw(made) });
+                    }
+                }
+            }
+        }
+    }
+
+    /// This process's value, or what is there in its place.
+    fn made(&self) -> Result<&'static T, *mut Made<T>> {
+        let known = self.0.load(Ordering::Acquire);
+        // SAFETY: it is null, or a value that is never freed.
+        let made = unsafe { known.as_ref() }.filter(|made| made.process == process_id());
+        made.map(|made| &made.value).ok_or(known)
+    }
+}
+
+impl<T: Sync + 'static> Default for OfProcess<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

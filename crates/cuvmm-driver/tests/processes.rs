@@ -10,12 +10,12 @@
 mod support;
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use cuvmm_driver::sys::*;
-use cuvmm_driver::{Call, Device, Driver, Error, Hooked, Probe, StrandedKind};
+use cuvmm_driver::{Call, Device, Driver, Error, Hooked, OfProcess, Probe, StrandedKind};
 use support::{Fake, Ledger};
 
 unsafe extern "C" {
@@ -126,4 +126,25 @@ fn a_forked_child_waits_for_no_probe() {
         }
     });
     assert!(device.driver().stranded().is_empty());
+}
+
+/// Also where its parent held the value's lock, and whoever asks first makes it.
+#[test]
+fn a_forked_child_has_a_value_of_its_own() {
+    static LIST: OfProcess<Mutex<Vec<u32>>> = OfProcess::new();
+    assert!(LIST.get().is_none());
+    let lists = thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(|| LIST.get_or_make(Mutex::default)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert!(lists.iter().all(|list| std::ptr::eq(*list, LIST.get().unwrap())));
+    let mut list = lists[0].lock().unwrap();
+    list.push(1);
+    let code = in_child(|| {
+        let is_made = LIST.get().is_some();
+        let list = LIST.get_or_make(Mutex::default).lock().unwrap();
+        if !is_made && list.is_empty() && LIST.get().is_some() { 0 } else { 1 }
+    });
+    assert_eq!(code, Some(0));
+    assert_eq!((LIST.get().unwrap().try_lock().is_err(), list.len()), (true, 1), "the parent's is as it was");
 }

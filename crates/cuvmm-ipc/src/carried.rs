@@ -3,13 +3,18 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::{thread, vec};
+use std::vec;
 
+use cuvmm_driver::OfProcess;
 use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemFabricHandle};
 use cuvmm_handles::Allocation;
 
+use crate::aside::Threads;
 use crate::error::Error;
 use crate::handles::Handles;
+
+/// Who releases memory where the thread that has to can't.
+static RELEASING: OfProcess<Threads> = OfProcess::new();
 
 /// The handles of one descriptor or of a part of it, in address order.
 #[derive(Debug)]
@@ -164,11 +169,8 @@ impl Drop for Kept {
     fn drop(&mut self) {
         let last: Vec<_> = self.0.drain(..).filter_map(Arc::into_inner).collect();
         let is_forbidden = |memory: &Allocation| matches!(memory.driver().is_in_host_function(), Ok(true));
-        if last.first().is_some_and(is_forbidden)
-            && let Err(error) = thread::Builder::new().name("cuvmm-close".to_owned()).spawn(move || drop(last))
-        {
-            // The driver's refusals are counted and reported one by one.
-            tracing::warn!(%error, "no thread to release memory outside of a host function");
+        if last.first().is_some_and(is_forbidden) {
+            Threads::leave(&RELEASING, move || drop(last));
         }
     }
 }

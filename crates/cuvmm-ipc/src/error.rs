@@ -175,6 +175,17 @@ pub enum Error {
         /// The resource's granularity.
         granularity: usize,
     },
+    /// The driver refused to import or to map a chunk. Where the size that was told is not the memory's own, it refuses to
+    /// map it.
+    #[error("failed to take over chunk {chunk}, which was told to have {bytes} bytes")]
+    Chunk {
+        /// Which.
+        chunk: usize,
+        /// Its size, as the descriptor tells it.
+        bytes: usize,
+        /// What the driver answered.
+        source: Box<Error>,
+    },
     /// A handle that is no file of the kind that this driver's handles are. The driver was not asked.
     #[error("handle {chunk} is {found}, {}", handles_are(*expected))]
     WrongFile {
@@ -263,6 +274,7 @@ impl Error {
             Self::Driver(error) => error.call(),
             Self::Handles(error) => error.call(),
             Self::Resource(error) => error.call(),
+            Self::Chunk { source, .. } => source.call(),
             _ => None,
         }
     }
@@ -273,6 +285,7 @@ impl Error {
             Self::Driver(error) => error.code(),
             Self::Handles(error) => error.code(),
             Self::Resource(error) => error.code(),
+            Self::Chunk { source, .. } => source.code(),
             _ => None,
         }
     }
@@ -293,6 +306,7 @@ impl Error {
             Self::Wire(WireError::Version { .. }) => plain(Refusal::VERSION),
             Self::Wire(_) | Self::Metadata(_) => plain(Refusal::MALFORMED),
             Self::ChunkSize { .. } => plain(Refusal::CHUNK_SIZE),
+            Self::Chunk { source, .. } => source.refusal(),
             Self::WrongHost { .. } => plain(Refusal::HOST),
             Self::TooManyHandles { .. } => plain(Refusal::TOO_MANY_HANDLES),
             Self::TooManyBytes { .. } => plain(Refusal::TOO_MANY_BYTES),
@@ -346,6 +360,11 @@ mod tests {
     use cuvmm_driver::sys::CUuuid;
 
     use super::*;
+
+    fn failed(call: Call, code: CUresult) -> Error {
+        let (name, text) = (String::new(), String::new());
+        Error::Driver(cuvmm_driver::Error::Call { call, code, name, text })
+    }
 
     #[test]
     fn messages_name_what_failed_with_its_numbers() {
@@ -405,6 +424,11 @@ mod tests {
             Error::ChunkSize { chunk: 1, bytes: 4096, granularity: 65536 },
             "chunk 1 of 4096 bytes is no multiple of the granularity, 65536",
         );
+        let source = Box::new(failed(Call::cuMemMap, CUresult::INVALID_VALUE));
+        check(
+            Error::Chunk { chunk: 2, bytes: 4096, source },
+            "failed to take over chunk 2, which was told to have 4096 bytes",
+        );
         let kind = |path| FileKind::of(std::fs::File::open(path).unwrap().as_fd()).unwrap();
         check(
             Error::WrongFile { chunk: 1, found: kind("/"), expected: Some(kind("/dev/null")) },
@@ -446,10 +470,6 @@ mod tests {
 
     #[test]
     fn a_receiver_without_open_files_says_so() {
-        let failed = |call, code| {
-            let (name, text) = (String::new(), String::new());
-            Error::Driver(cuvmm_driver::Error::Call { call, code, name, text })
-        };
         let check = |error: Error, expect| assert_eq!(error.refusal(), Some(expect), "{error}");
         for errno in [EMFILE, ENFILE] {
             let error = io::Error::from_raw_os_error(errno.cast_signed());
@@ -458,6 +478,9 @@ mod tests {
         check(Error::os("wait")(io::Error::from_raw_os_error(5)), (Refusal::OTHER, 5));
         check(failed(IMPORT, CUresult::OPERATING_SYSTEM), (Refusal::OPEN_FILES, 0));
         check(failed(IMPORT, CUresult::UNKNOWN), (Refusal::DRIVER, 999));
+        let of_chunk = |call, code| Error::Chunk { chunk: 1, bytes: 4096, source: Box::new(failed(call, code)) };
+        check(of_chunk(IMPORT, CUresult::OPERATING_SYSTEM), (Refusal::OPEN_FILES, 0));
+        check(of_chunk(Call::cuMemMap, CUresult::INVALID_VALUE), (Refusal::DRIVER, 1));
         check(failed(Call::cuMemMap, CUresult::OPERATING_SYSTEM), (Refusal::DRIVER, 304));
         check(Error::OpenFiles { limit: 64, needed: 65 }, (Refusal::OPEN_FILES, 0));
         check(Error::ChunkSize { chunk: 0, bytes: 1, granularity: 2 }, (Refusal::CHUNK_SIZE, 0));

@@ -45,7 +45,8 @@ impl FileKind {
     }
 
     /// The kind of `device`'s own handles, as its probe saw them: asked for before the first import, and nothing is
-    /// made after that, whatever a peer sends. None where there was no memory or no open file left for the probe.
+    /// made after that, whatever a peer sends. Where there was no memory or no open file left for the probe, the kind of
+    /// another device's: a driver has one file for the handles of all. None where no probe of this process had any.
     fn of_handles(device: &Device) -> Result<Option<Self>, Error> {
         if let Some(file) = device.posix_fd_file() {
             return Ok(Some(file.into()));
@@ -54,7 +55,10 @@ impl FileKind {
         let found = device.probed(kinds).filter(lacked_something).unwrap_or_else(|| device.probe(kinds));
         match found {
             Probe::Refused { error, .. } if !error.is_shortage() => Err(error.into()),
-            _ => Ok(device.posix_fd_file().map(Self::from)),
+            _ => {
+                let of_any = || device.driver().devices().iter().find_map(Device::posix_fd_file);
+                Ok(device.posix_fd_file().or_else(of_any).map(Self::from))
+            }
         }
     }
 

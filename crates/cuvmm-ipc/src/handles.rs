@@ -2,15 +2,19 @@
 
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use cuvmm_driver::OfProcess;
 use rustix::io::fcntl_getfd;
 use rustix::net::sockopt::set_socket_linger;
 
+use crate::aside::Threads;
 use crate::error::Error;
 use crate::file_kind::FileKind;
 use crate::open_files;
+
+/// Who closes files that may take long.
+static CLOSING: OfProcess<Threads> = OfProcess::new();
 
 /// How long the caller waits for files to be closed: as a rule all are when it goes on.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -104,7 +108,8 @@ pub(crate) fn close_unread(connection: OwnedFd) {
 /// takes as long as its pages are many, and each of some device nodes (`/dev/net/tun`) some milliseconds.
 ///
 /// So what can't be a handle to memory is closed by another thread, and so is the rest once it has taken long: nobody is
-/// held up by what somebody sent.
+/// held up by what somebody sent. There are few such threads. A peer that keeps all of them waiting keeps what comes
+/// behind it open, as it could by sending more.
 #[derive(Debug, Default)]
 pub(crate) struct Handles(Vec<Arc<OwnedFd>>);
 
@@ -204,12 +209,9 @@ impl Drop for Handles {
             drop(others);
             drop(closing);
         };
-        match thread::Builder::new().name("cuvmm-close".to_owned()).spawn(close) {
-            // Ends with the thread, or before it.
-            Ok(_) => drop(closed.recv_timeout(PATIENCE.saturating_sub(begin.elapsed()))),
-            // They were closed here then.
-            Err(error) => tracing::warn!(%error, "no thread to close a peer's files"),
-        }
+        Threads::leave(&CLOSING, close);
+        // Ends when they are closed.
+        let _ = closed.recv_timeout(PATIENCE.saturating_sub(begin.elapsed()));
     }
 }
 

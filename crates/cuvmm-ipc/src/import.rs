@@ -50,8 +50,8 @@ const HIDDEN: CUmemLocation = CUmemLocation::device(-2);
 /// # Errors
 /// [`Error::WrongHandleKind`], [`Error::WrongHost`], [`Error::WrongLocation`], [`Error::HiddenDevice`],
 /// [`Error::ChunkSize`], [`Error::WrongFile`], [`Forked`](cuvmm_driver::Error::Forked) before the memory is asked for;
-/// [`Error::OtherMemory`], [`Error::HiddenDevice`] by the driver's own word; what the driver answers. Nothing is left
-/// behind, and the handles are closed.
+/// [`Error::OtherMemory`], [`Error::HiddenDevice`] by the driver's own word; [`Error::Chunk`] with what the driver answers
+/// to a chunk, and what else it answers. Nothing is left behind, and the handles are closed.
 #[doc(alias = "cuMemImportFromShareableHandle")]
 pub fn import(resource: &VirtualMemoryResource, descriptor: BufferDescriptor) -> Result<VirtualMemoryBuffer, Error> {
     Importer::new(resource).import(descriptor)
@@ -267,10 +267,17 @@ impl Admitted<'_> {
         metadata: &Metadata,
         mut next: impl FnMut(usize) -> Result<Option<Handle<F>>, Error>,
     ) -> Result<VirtualMemoryBuffer, Error> {
-        let buffer = self.importer.resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
+        // The chunk that is being imported or mapped.
+        let mut at = None;
+        let mapped = self.importer.resource.map_chunks(&metadata.sizes, metadata.size, |chunk, size| {
             let chunks = metadata.sizes.len();
             let handle = next(chunk)?.ok_or(Error::HandleCount { handles: chunk, chunks })?;
+            at = Some((chunk, size.bytes()));
             self.import_chunk(chunk, &handle, size)
+        });
+        let buffer = mapped.map_err(|error| match at {
+            Some((chunk, bytes)) if error.call().is_some() => Error::Chunk { chunk, bytes, source: Box::new(error) },
+            _ => error,
         })?;
         if let Some(release) = &self.importer.release {
             buffer.set_release(release.clone())?;

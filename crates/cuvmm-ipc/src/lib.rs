@@ -4,6 +4,7 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("cuvmm supports 64-bit Linux alone");
 
+mod aside;
 mod carried;
 mod child;
 mod descriptor;

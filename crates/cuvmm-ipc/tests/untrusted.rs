@@ -15,7 +15,7 @@ use cuvmm_ipc::wire::Refusal;
 use cuvmm_ipc::{
     BufferDescriptor, Error, HostId, Limits, Location, Metadata, export, import, import_from, receive_buffer, send,
 };
-use cuvmm_resource::{Options, VirtualMemoryResource};
+use cuvmm_resource::{Options, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Machine, Preset};
 use simulated::{Bench, G, grown, leaves_nothing, shareable};
 use support::{OpenFiles, memory_file, pair, soon};
@@ -79,7 +79,15 @@ fn check(change: impl FnOnce(&mut Metadata, &mut Vec<OwnedFd>), expect: fn(&Erro
 #[test]
 fn a_chunk_that_is_said_to_be_larger_is_refused_by_the_map() {
     for chunk in 0..3 {
-        check(|metadata, _| metadata.sizes[chunk] += G, |error| error.call() == Some(Call::cuMemMap), Refusal::DRIVER);
+        leaves_nothing(|bench, resource| {
+            let lying = lie(resource, |metadata, _| metadata.sizes[chunk] += G);
+            let told = lying.sizes()[chunk];
+            let (error, heard) = refuse(bench, resource, lying);
+            assert_eq!(error.call(), Some(Call::cuMemMap), "{error}");
+            let Error::Chunk { chunk: which, bytes, .. } = error else { panic!("{error}") };
+            assert_eq!((which, bytes), (chunk, told));
+            assert!(matches!(heard, Error::Refused { reason: Refusal::DRIVER, .. }), "{heard}");
+        });
     }
 }
 
@@ -279,6 +287,20 @@ fn the_sender_hears_the_drivers_code() {
     assert!(matches!(heard, Error::Refused { reason: Refusal::DRIVER, detail } if detail == code.0), "{heard}");
 }
 
+/// Takes all memory of the first device.
+fn fill_up(bench: &Bench) -> Vec<VirtualMemoryBuffer> {
+    let plain = VirtualMemoryResource::new(&bench.driver.device(0).unwrap(), Options::new()).unwrap();
+    let mut size = plain.device().total_memory().unwrap();
+    let mut fill = Vec::new();
+    while size >= G {
+        match plain.allocate(size) {
+            Ok(buffer) => fill.push(buffer),
+            Err(_) => size /= 2,
+        }
+    }
+    fill
+}
+
 /// A driver that could not make a handle of its own knows none by sight: what can't be one of any driver is refused,
 /// and nothing is made for what a peer sends.
 #[test]
@@ -287,16 +309,7 @@ fn a_full_device_imports_and_is_made_to_create_nothing() {
     let (exporter, importer) = (Bench::small(), Bench::small());
     let from = exporter.shareable();
     let buffer = grown(&from, 2);
-    let plain = VirtualMemoryResource::new(&importer.driver.device(0).unwrap(), Options::new()).unwrap();
-    let total = plain.device().total_memory().unwrap();
-    let mut fill = Vec::new();
-    let mut size = total;
-    while size >= G {
-        match plain.allocate(size) {
-            Ok(buffer) => fill.push(buffer),
-            Err(_) => size /= 2,
-        }
-    }
+    let fill = fill_up(&importer);
     let to = importer.shareable();
     assert_eq!(to.device().posix_fd_file(), None);
     importer.simulator.clear_calls();
@@ -321,6 +334,22 @@ fn a_full_device_imports_and_is_made_to_create_nothing() {
     drop(fill);
     drop(importer.shareable());
     let error = import(&to, lie(&from, |_, handles| handles[0] = file("/dev/null"))).unwrap_err();
+    assert!(matches!(error, Error::WrongFile { chunk: 0, expected: Some(_), .. }), "{error}");
+}
+
+#[test]
+fn a_full_device_knows_handles_by_those_of_another() {
+    let _files = OpenFiles::watch();
+    let pair = || Bench::new(Machine::h200_pair().device_memory(64 << 20));
+    let (exporter, importer) = (pair(), pair());
+    let buffer = exporter.shareable().allocate(2 << 20).unwrap();
+    let _fill = fill_up(&importer);
+    drop(shareable(&importer.driver, 1));
+    let to = importer.shareable();
+    assert_eq!(to.device().posix_fd_file(), None);
+    import(&to, export(&buffer).unwrap()).unwrap().close().unwrap();
+    let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let error = import(&to, BufferDescriptor::new(Metadata::new(vec![2 << 20]), [null]).unwrap()).unwrap_err();
     assert!(matches!(error, Error::WrongFile { chunk: 0, expected: Some(_), .. }), "{error}");
 }
 

@@ -8,7 +8,7 @@
 //! When the process exits it stops before the driver's own end comes: what is left then the system gives back.
 //!
 //! # Safety
-//! [`CURRENT`] is null or a reaper that is never freed. What runs at the exit does not unwind.
+//! What runs at the exit does not unwind, and is code that stays.
 #![cfg_attr(not(cuvmm_shuttle), allow(unsafe_code))]
 
 use std::cell::Cell;
@@ -331,42 +331,17 @@ fn recovery(bytes: usize) -> Duration {
 #[cfg(not(cuvmm_shuttle))]
 mod process {
     use std::ffi::c_int;
-    use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicU32, Ordering};
 
-    use cuvmm_driver::process_id;
+    use cuvmm_driver::{OfProcess, process_id};
 
     use super::Reaper;
 
-    struct Current {
-        process: u32,
-        reaper: Reaper,
-    }
-
-    /// Null before it is first needed.
-    static CURRENT: AtomicPtr<Current> = AtomicPtr::new(std::ptr::null_mut());
-
-    /// One that was made in this process. A forked child has another than its parent: it has none of that one's threads, and
-    /// may have found its lock held for ever.
-    fn current() -> Result<&'static Reaper, *mut Current> {
-        let known = CURRENT.load(Ordering::Acquire);
-        // SAFETY: it is null, or a value that is never freed.
-        let current = unsafe { known.as_ref() }.filter(|current| current.process == process_id());
-        current.map(|current| &current.reaper).ok_or(known)
-    }
+    /// A forked child has another than its parent.
+    static CURRENT: OfProcess<Reaper> = OfProcess::new();
 
     pub(super) fn reaper() -> &'static Reaper {
-        loop {
-            match current() {
-                Ok(reaper) => return reaper,
-                Err(known) => {
-                    let made = Box::into_raw(Box::new(Current { process: process_id(), reaper: Reaper::new() }));
-                    if CURRENT.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                        // SAFETY: it was made just now, and another thread was first: nobody knows of it.
-                        drop(unsafe { Box::from_raw(made) });
-                    }
-                }
-            }
-        }
+        CURRENT.get_or_make(Reaper::new)
     }
 
     /// What was registered last runs first, and the driver registered its own end when it was loaded, before the reaper had
@@ -382,7 +357,7 @@ mod process {
     }
 
     extern "C" fn stop() {
-        if let Ok(reaper) = current() {
+        if let Some(reaper) = CURRENT.get() {
             reaper.close();
         }
     }
