@@ -301,8 +301,7 @@ impl Error {
         let plain = |reason| Some((reason, 0));
         match self {
             Self::Closed { .. } | Self::Timeout { .. } | Self::Refused { .. } => None,
-            Self::NotUnixStream | Self::PassesPidfds => None,
-            Self::Abandoned { .. } | Self::UnexpectedReply => None,
+            Self::NotUnixStream | Self::PassesPidfds | Self::Abandoned { .. } | Self::UnexpectedReply => None,
             Self::Wire(WireError::Version { .. }) => plain(Refusal::VERSION),
             Self::Wire(_) | Self::Metadata(_) => plain(Refusal::MALFORMED),
             Self::ChunkSize { .. } => plain(Refusal::CHUNK_SIZE),
@@ -310,15 +309,13 @@ impl Error {
             Self::WrongHost { .. } => plain(Refusal::HOST),
             Self::TooManyHandles { .. } => plain(Refusal::TOO_MANY_HANDLES),
             Self::TooManyBytes { .. } => plain(Refusal::TOO_MANY_BYTES),
-            Self::UnexpectedHandles { .. } | Self::HandleCount { .. } | Self::WrongFile { .. } => {
-                plain(Refusal::HANDLES)
-            }
+            Self::UnexpectedHandles { .. } | Self::TruncatedHandles { .. } => plain(Refusal::HANDLES),
+            Self::HandleCount { .. } | Self::WrongFile { .. } => plain(Refusal::HANDLES),
             Self::WrongHandleKind { .. } => plain(Refusal::HANDLE_KIND),
             Self::WrongLocation { .. } | Self::OtherMemory { .. } | Self::HiddenDevice { .. } => {
                 plain(Refusal::LOCATION)
             }
             Self::OpenFiles { .. } => plain(Refusal::OPEN_FILES),
-            Self::TruncatedHandles { .. } => plain(Refusal::HANDLES),
             Self::Os { source, .. } if matches!(errno(source), Some(EMFILE | ENFILE)) => plain(Refusal::OPEN_FILES),
             Self::Os { source, .. } => Some((Refusal::OTHER, errno(source).unwrap_or(0))),
             // So the driver says that no descriptor is left: an import opens one of its own.
@@ -441,8 +438,7 @@ mod tests {
         let other = |found, expected| Error::OtherMemory { chunk: 0, found, expected };
         let (device, node) = (CUmemLocation::device(1), CUmemLocation::host_numa(2));
         check(other(device, node), "chunk 0 is memory of device 1, not of NUMA node 2 of the host");
-        let none = CUmemLocation::default();
-        check(other(none, device), "chunk 0 is memory of location 0 of type 0, not of device 1");
+        check(other(CUmemLocation::default(), device), "chunk 0 is memory of location 0 of type 0, not of device 1");
         check(
             Error::HiddenDevice { uuid: None },
             "the memory is on a device, which is not visible to this process: make it visible (CUDA_VISIBLE_DEVICES), \
