@@ -26,7 +26,7 @@ mod watch;
 mod work;
 
 pub use backend::{Backend, Kind, Left, Mark};
-pub use compare::{Times, benched_driver, compare, is_gpu_benched};
+pub use compare::{Times, benched_driver, compare, in_turn, is_gpu_benched};
 pub use foreign::ForeignRange;
 pub use gone::{Ranges, Remains};
 pub use graph::{Executable, Graph, Kernels, await_graphs, queue_copy, retain_in_capture};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cuvmm::{Options, VirtualMemoryResource};
+use cuvmm::{Options, Recycling, VirtualMemoryResource};
 use cuvmm_tests::{RawBuffer, Times, in_context_of};
 
 use crate::curve::{STEP, STEPS};
@@ -35,6 +35,7 @@ pub(crate) fn run(bench: &mut Bench) {
         subjects.push(("quiet", rounds(&ours)));
         if case == OWN {
             subjects.push(("cuvmm", beside(|| own(&resource), || rounds(&ours))));
+            subjects.push(("cuvmm-recycling", recycled(bench)));
             subjects.push(("raw", beside(|| raw_chunks(bench), || rounds(&raw))));
         } else {
             subjects.push(("cuvmm", beside(|| foreign(bench), || rounds(&ours))));
@@ -44,6 +45,15 @@ pub(crate) fn run(bench: &mut Bench) {
             bench.rows.add(case, subject, &times);
         }
     }
+}
+
+/// The resource keeps all that either of its buffers closes.
+fn recycled(bench: &Bench) -> Times {
+    let recycling = Recycling::up_to(STEPS * STEP + CHURNED);
+    let resource = bench.resource(Options::new().max_chunk(CHUNK).recycling(recycling));
+    let times = beside(|| own(&resource), || rounds(&|| grow(&resource)));
+    settle(resource.trim(0).unwrap());
+    times
 }
 
 fn rounds(steps: &impl Fn() -> Vec<Duration>) -> Times {

@@ -1,10 +1,11 @@
-//! Allocate and close, grow in place, grow by moving: each beside the driver's calls for it.
+//! Allocate and close, grow in place, grow by moving: each beside the driver's calls for it, and the first two where memory is
+//! recycled.
 
 use std::time::Duration;
 
 use cuvmm::handles::Reservation;
-use cuvmm::{Options, Outcome};
-use cuvmm_tests::{G, MIB, ROOM, RawBuffer, compare, occupy_behind, synchronize};
+use cuvmm::{Options, Outcome, Recycling};
+use cuvmm_tests::{G, MIB, ROOM, RawBuffer, compare, in_turn, occupy_behind, synchronize};
 
 use crate::{Bench, settle, timed};
 
@@ -28,6 +29,25 @@ pub(crate) fn run(bench: &mut Bench) {
     }
 }
 
+/// The options of a resource that keeps what a case closes: nothing is released, and nothing has to settle.
+fn keeping(bytes: usize) -> Options {
+    Options::new().recycling(Recycling::up_to(bytes))
+}
+
+fn add_three(
+    bench: &mut Bench,
+    case: &str,
+    mib: usize,
+    mut ours: impl FnMut() -> Duration,
+    mut recycling: impl FnMut() -> Duration,
+    mut raw: impl FnMut() -> Duration,
+) {
+    let times = in_turn(rounds(mib), [&mut ours, &mut recycling, &mut raw]);
+    for (subject, times) in ["cuvmm", "cuvmm-recycling", "raw"].into_iter().zip(&times) {
+        bench.rows.add(case, subject, times);
+    }
+}
+
 fn add(bench: &mut Bench, case: &str, mib: usize, ours: impl FnMut() -> Duration, raw: impl FnMut() -> Duration) {
     let (ours, raw) = compare(rounds(mib), ours, raw);
     bench.rows.add(case, "cuvmm", &ours);
@@ -45,6 +65,8 @@ fn allocate_and_close(bench: &mut Bench, mib: usize) {
         settle(bytes);
         took
     };
+    let keeping = bench.resource(keeping(bytes));
+    let recycling = || timed(|| keeping.allocate(bytes).unwrap().close().unwrap()).0;
     let raw = || {
         let (took, ()) = timed(|| {
             let mut raw = RawBuffer::reserve(&device, bytes);
@@ -55,7 +77,9 @@ fn allocate_and_close(bench: &mut Bench, mib: usize) {
         settle(bytes);
         took
     };
-    add(bench, &case, mib, ours, raw);
+    add_three(bench, &case, mib, ours, recycling, raw);
+    keeping.trim(0).unwrap();
+    settle(bytes);
 }
 
 fn grow_in_place(bench: &mut Bench, mib: usize) {
@@ -73,14 +97,24 @@ fn grow_in_place(bench: &mut Bench, mib: usize) {
         settle(bytes);
         took
     };
+    let keeping = bench.resource(keeping(bytes));
+    let kept = keeping.allocate_with_capacity(G, G + bytes).unwrap();
+    let recycling = || {
+        let (took, grown) = timed(|| kept.grow(G + bytes).unwrap());
+        assert_eq!(grown.outcome(), Some(Outcome::InPlace));
+        grown.close().unwrap();
+        took
+    };
     let theirs = || {
         let (took, ()) = timed(|| raw.add(bytes));
         raw.cut();
         settle(bytes);
         took
     };
-    add(bench, &case, mib, ours, theirs);
+    add_three(bench, &case, mib, ours, recycling, theirs);
     raw.finish();
+    keeping.trim(0).unwrap();
+    settle(bytes);
 }
 
 fn grow_by_moving(bench: &mut Bench, mib: usize) {

@@ -330,7 +330,11 @@ fn left(failing: Failing) -> Left {
 
 /// Whether any of these resources counts addresses, mappings and memory; none where there are no resources.
 fn counted(resources: Vec<VirtualMemoryResource>) -> Option<[bool; 3]> {
-    let statistics = resources.iter().map(VirtualMemoryResource::statistics);
+    let statistics = resources.iter().map(|resource| {
+        // What is kept is not left.
+        resource.trim(0).unwrap_or_else(|error| panic!("then trimming failed: {error}"));
+        resource.statistics()
+    });
     let each = statistics.map(|now| {
         let is_held = now.physical.now + now.imported.now + now.retained.now > 0;
         [now.reserved.now > 0, now.mapped.now > 0, is_held]

@@ -10,6 +10,7 @@ use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
 use cuvmm_tests::{Backend, G, MIB, ROOM};
 
 use crate::grow::done_already;
+use crate::keeping;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -100,6 +101,27 @@ pub(crate) const ROWS: &[Row] = &[
         set_up: |backend| Scene::empty(backend.resource_with(Options::new().on_out_of_memory(|_| false))),
         operate: |scene| Ok(Some(scene.resource.allocate(G)?)),
         exception: none,
+    },
+    Row {
+        operation: "allocate",
+        path: "a chunk that is kept",
+        set_up: |backend| Scene::empty(keeping(backend, 8, &[1, 2])),
+        operate: |scene| Ok(Some(scene.resource.allocate(2 * G)?)),
+        exception: none,
+    },
+    Row {
+        operation: "allocate",
+        path: "one chunk that is kept, and two that are made",
+        set_up: |backend| Scene::empty(keeping(backend, 8, &[2])),
+        operate: |scene| Ok(Some(scene.resource.allocate(5 * G)?)),
+        exception: none,
+    },
+    Row {
+        operation: "allocate",
+        path: "beside a chunk that is kept and does not fit",
+        set_up: |backend| Scene::empty(keeping(backend, 8, &[1])),
+        operate: |scene| Ok(Some(scene.resource.allocate(2 * G)?)),
+        exception: tried_again,
     },
     Row {
         operation: "allocate",

@@ -8,7 +8,7 @@ use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
 use cuvmm_tests::{Backend, G, ROOM, Ranges, Stream, occupy_behind};
 
 use crate::grow::waiting;
-use crate::{chunked, deferring, drain, unattended};
+use crate::{chunked, chunked_of, deferring, drain, keeping, unattended};
 
 /// Longer than what is waited for takes.
 const LONG: Duration = Duration::from_secs(30);
@@ -34,6 +34,27 @@ pub(crate) const ROWS: &[Row] = &[
         set_up: |backend| unattended(moved(backend)),
         operate: close,
         exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "two chunks that are kept",
+        set_up: |backend| unattended(chunked_of(&keeping(backend, 8, &[]), 2, 8 * G)),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close",
+        path: "three chunks where there is room for two",
+        set_up: |backend| unattended(chunked_of(&keeping(backend, 2, &[2]), 3, 8 * G)),
+        operate: close,
+        exception: none,
+    },
+    Row {
+        operation: "close_deferred",
+        path: "two chunks that are kept",
+        set_up: |backend| unattended(chunked_of(&keeping(backend, 8, &[]), 2, 8 * G)),
+        operate: close_deferred,
+        exception: silent,
     },
     Row {
         operation: "close",

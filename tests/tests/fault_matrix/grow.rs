@@ -7,7 +7,7 @@ use cuvmm::{
 use cuvmm_tests::matrix::{Failing, Row, Scene, Verdict, none};
 use cuvmm_tests::{Backend, G, ROOM, Step, Stream, with_room_behind};
 
-use crate::{chunked, deferring, drain, enclosed};
+use crate::{chunked, chunked_of, deferring, drain, enclosed, keeping};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -86,6 +86,13 @@ pub(crate) const ROWS: &[Row] = &[
             let resource = backend.resource_with(Options::new().max_chunk(2 * G));
             Scene::of(resource.allocate_with_capacity(G, 16 * G).unwrap())
         },
+        operate: |scene| grow(scene, 6 * G, Outcome::InPlace),
+        exception: none,
+    },
+    Row {
+        operation: "grow",
+        path: "by two chunks that are kept",
+        set_up: |backend| Scene::of(chunked_of(&keeping(backend, 8, &[2, 2]), 2, 16 * G)),
         operate: |scene| grow(scene, 6 * G, Outcome::InPlace),
         exception: none,
     },

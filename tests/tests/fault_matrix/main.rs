@@ -16,7 +16,7 @@ mod shrink;
 
 use std::time::{Duration, Instant};
 
-use cuvmm::{OnDrop, Options, Release, VirtualMemoryBuffer, VirtualMemoryResource};
+use cuvmm::{OnDrop, Options, Recycling, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_tests::matrix::{Scene, fail_every_call};
 use cuvmm_tests::{Backend, G, occupy_behind};
 
@@ -77,6 +77,16 @@ fn chunked(backend: &Backend, chunks: usize, capacity: usize) -> VirtualMemoryBu
 /// As [`chunked`], of a resource that leaves to another thread whatever a drop would wait for.
 fn deferring(backend: &Backend, chunks: usize, capacity: usize) -> VirtualMemoryBuffer {
     chunked_of(&backend.resource_with(Options::new().on_drop(OnDrop::Defer)), chunks, capacity)
+}
+
+/// A resource that keeps so many granules, and has kept a chunk of each of these sizes, in granules.
+fn keeping(backend: &Backend, granules: usize, kept: &[usize]) -> VirtualMemoryResource {
+    let options = Options::new().max_chunk(2 * G).release(Release::Caller).recycling(Recycling::up_to(granules * G));
+    let resource = backend.resource_with(options);
+    let buffers: Vec<_> = kept.iter().map(|granules| resource.allocate(granules * G).unwrap()).collect();
+    buffers.into_iter().for_each(|buffer| buffer.close().unwrap());
+    assert_eq!(resource.statistics().kept.now, kept.iter().sum::<usize>() * G);
+    resource
 }
 
 fn chunked_of(resource: &VirtualMemoryResource, chunks: usize, capacity: usize) -> VirtualMemoryBuffer {

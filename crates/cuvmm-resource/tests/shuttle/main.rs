@@ -7,6 +7,7 @@
 
 mod driver;
 mod reaper;
+mod recycling;
 
 use std::cell::Cell;
 use std::sync::Arc;
