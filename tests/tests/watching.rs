@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cuvmm::ipc::{Limits, export, import, import_from, receive_buffer, send_buffer};
-use cuvmm::{CUresult, Driver, Error, GrowOptions, HandleKind, Options, Release, StreamRef, VirtualMemoryBuffer};
+use cuvmm::{
+    CUresult, Driver, Error, GrowOptions, HandleKind, Options, Recycling, Release, StreamRef, VirtualMemoryBuffer,
+};
 use cuvmm::{Outcome, VirtualMemoryResource};
 use cuvmm_driver::Hooked;
 use cuvmm_sim::{Faults, Machine, Simulator, When};
@@ -168,6 +170,10 @@ fn do_everything(resource: &VirtualMemoryResource) -> Result<(), Error> {
     for buffer in [ahead, larger, moved, covered, head, first, second, received] {
         buffer.close()?;
     }
+    let recycling = Options::new().recycling(Recycling::up_to(G));
+    let recycling = VirtualMemoryResource::new(resource.device(), recycling)?;
+    recycling.allocate(G)?.close()?;
+    assert_eq!(recycling.trim(0)?, G);
     let stream = StreamRef::create(resource.device())?;
     buffer.set_release(Release::Stream(stream))?;
     drop(buffer);

@@ -18,7 +18,7 @@ use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
 use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
 use cuvmm_handles::Allocation;
 use cuvmm_resource::{
-    CloseError, DeallocateError, Error, HandleKind, Location, Options, Release, ResizeError, StreamRef,
+    CloseError, DeallocateError, Error, HandleKind, Location, Options, Recycling, Release, ResizeError, StreamRef,
     VirtualMemoryBuffer, VirtualMemoryResource,
 };
 use cuvmm_sim::{Machine, Simulator};
@@ -80,17 +80,24 @@ fn a_forked_child_drops_buffers_streams_and_resources_without_a_call() {
     buffer.set_release(Release::Stream(stream.clone())).unwrap();
     let grown = buffer.grow(5 * G).unwrap();
     let empty = resource.allocate_with_capacity(0, G).unwrap();
+    let recycling = Options::new().release(Release::Caller).recycling(Recycling::up_to(8 * G));
+    let recycling = VirtualMemoryResource::new(&device, recycling).unwrap();
+    recycling.allocate(G).unwrap().close().unwrap();
+    let keeping = recycling.allocate(2 * G).unwrap();
     let live = simulator.live();
     let before = count.0.load(Ordering::Relaxed);
-    let mut all = Some((buffer, grown, empty, stream, resource));
+    let mut all = Some((buffer, grown, empty, stream, resource, keeping, recycling));
     let code = in_child(|| {
+        let refused = all.as_ref().map(|all| all.6.trim(0)) == Some(Err(Error::Forked));
         drop(all.take());
         let quiet = count.0.load(Ordering::Relaxed) == before && driver.stranded().is_empty();
-        if quiet { 42 } else { 1 }
+        if quiet && refused { 42 } else { 1 }
     });
     assert_eq!(code, Some(42));
     assert_eq!(simulator.live(), live, "all of it is still the parent's");
-    let (buffer, grown, empty, ..) = all.take().unwrap();
+    let (buffer, grown, empty, _, _, keeping, recycling) = all.take().unwrap();
+    keeping.close().unwrap();
+    assert_eq!(recycling.trim(0).unwrap(), 3 * G);
     grown.close().unwrap();
     buffer.close().unwrap();
     empty.close().unwrap();

@@ -11,8 +11,8 @@ use crate::world::{PAGE, World};
 /// A piece of physical memory.
 pub(crate) struct Memory {
     pub(crate) size: usize,
-    /// What every byte reads as that nobody wrote.
-    fresh: u8,
+    /// What every byte reads as that nobody wrote; none where it may have been another buffer's.
+    fresh: Option<u8>,
     /// The pages that were written. Each page has one thread that writes and reads it.
     pages: Mutex<BTreeMap<usize, Page>>,
 }
@@ -20,7 +20,7 @@ pub(crate) struct Memory {
 #[derive(Clone)]
 enum Page {
     Holds(Vec<u8>),
-    /// A write failed, which may have been made all the same.
+    /// A write failed, which may have been made all the same, or nobody wrote what a former buffer left.
     Unknown,
 }
 
@@ -30,7 +30,7 @@ impl Memory {
         match self.pages.lock().unwrap().get(&page) {
             Some(Page::Holds(bytes)) => Some(bytes.clone()),
             Some(Page::Unknown) => None,
-            None => Some(vec![self.fresh; PAGE]),
+            None => self.fresh.map(|fresh| vec![fresh; PAGE]),
         }
     }
 
@@ -47,7 +47,8 @@ impl Memory {
         let mut rest = source;
         while !rest.is_empty() {
             let (head, tail) = rest.split_at(rest.len().min(PAGE - at % PAGE));
-            let page = pages.entry(at / PAGE).or_insert_with(|| Page::Holds(vec![self.fresh; PAGE]));
+            let unwritten = || self.fresh.map_or(Page::Unknown, |fresh| Page::Holds(vec![fresh; PAGE]));
+            let page = pages.entry(at / PAGE).or_insert_with(unwritten);
             match page {
                 Page::Holds(bytes) => bytes[at % PAGE..][..head.len()].copy_from_slice(head),
                 Page::Unknown if head.len() == PAGE => *page = Page::Holds(head.to_vec()),
@@ -82,7 +83,7 @@ impl Place {
     }
 
     /// New memory at a new place.
-    fn fresh(size: usize, fresh: u8) -> Arc<Self> {
+    fn fresh(size: usize, fresh: Option<u8>) -> Arc<Self> {
         let memory = Arc::new(Memory { size, fresh, pages: Mutex::default() });
         Self::of(&Arc::new(Handle { memory, is_imported: false }))
     }
@@ -107,7 +108,7 @@ pub(crate) fn end_of(places: &[Arc<Place>]) -> usize {
 
 impl Modelled {
     /// A buffer of new memory.
-    pub(crate) fn allocated(buffer: VirtualMemoryBuffer, fresh: u8) -> Self {
+    pub(crate) fn allocated(buffer: VirtualMemoryBuffer, fresh: Option<u8>) -> Self {
         let places = buffer.chunks().iter().map(|chunk| Place::fresh(chunk.size, fresh)).collect();
         Self { size: buffer.size(), buffer, places }
     }
@@ -125,7 +126,7 @@ impl Modelled {
     }
 
     /// What `buffer` should be, which one with these places became by growing to `size`.
-    pub(crate) fn grown(places: &[Arc<Place>], size: usize, buffer: VirtualMemoryBuffer, fresh: u8) -> Self {
+    pub(crate) fn grown(places: &[Arc<Place>], size: usize, buffer: VirtualMemoryBuffer, fresh: Option<u8>) -> Self {
         let end = end_of(places);
         let outcome = buffer.outcome().unwrap();
         assert_eq!(outcome == Outcome::Covered, size <= end, "covered exactly when it can be");
@@ -235,11 +236,16 @@ pub(crate) struct Seen {
     pub(crate) queued: AtomicUsize,
     pub(crate) deferred: AtomicUsize,
     pub(crate) failed: AtomicUsize,
+    pub(crate) recycled: AtomicUsize,
 }
 
 impl Seen {
     pub(crate) fn add(count: &AtomicUsize) {
-        count.fetch_add(1, Ordering::Relaxed);
+        Self::add_all(count, 1);
+    }
+
+    pub(crate) fn add_all(count: &AtomicUsize, more: usize) {
+        count.fetch_add(more, Ordering::Relaxed);
     }
 
     pub(crate) fn grown(&self, buffer: &VirtualMemoryBuffer) {
@@ -251,7 +257,7 @@ impl Seen {
         }
     }
 
-    pub(crate) fn counts(&self) -> [(&'static str, usize); 8] {
+    pub(crate) fn counts(&self) -> [(&'static str, usize); 9] {
         let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         [
             ("covered", read(&self.covered)),
@@ -262,6 +268,7 @@ impl Seen {
             ("queued", read(&self.queued)),
             ("deferred", read(&self.deferred)),
             ("failed", read(&self.failed)),
+            ("recycled", read(&self.recycled)),
         ]
     }
 }

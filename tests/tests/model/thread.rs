@@ -253,8 +253,8 @@ impl<'w> Thread<'w> {
         }
     }
 
-    fn fresh(&self, zeroed: bool) -> u8 {
-        if zeroed { 0 } else { self.world.fresh }
+    fn fresh(&self, zeroed: bool) -> Option<u8> {
+        if zeroed { Some(0) } else { self.world.fresh }
     }
 
     fn allocated(&mut self, made: Result<VirtualMemoryBuffer, Error>, size: usize, capacity: usize, zeroed: bool) {

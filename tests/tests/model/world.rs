@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cuvmm::{
-    CUresult, Call, Driver, GrowthPolicy, HandleKind, Location, OnDrop, Options, StreamRef, VirtualMemoryBuffer,
-    VirtualMemoryResource,
+    CUresult, Call, Driver, GrowthPolicy, HandleKind, Location, OnDrop, Options, Recycling, StreamRef,
+    VirtualMemoryBuffer, VirtualMemoryResource,
 };
 use cuvmm_driver::Hooked;
 use cuvmm_sim::faults::{Faults, Random, When};
@@ -38,6 +38,7 @@ pub(crate) struct Setup {
     is_host: bool,
     growth: GrowthPolicy,
     max_chunk: Option<usize>,
+    recycling: Option<Recycling>,
     on_drop: OnDrop,
     /// What failures follow from, where there are any.
     failures: Option<u64>,
@@ -56,14 +57,19 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
         1 => Just((GrowthPolicy::doubling(), None)),
     ];
     let on_drop = prop_oneof![Just(OnDrop::Wait), Just(OnDrop::Defer)];
+    let recycling = prop_oneof![
+        1 => Just(None),
+        1 => (1..40_usize).prop_map(|units| Some(Recycling::up_to(units * G).shareable())),
+    ];
     let failures = prop_oneof![1 => Just(None), 1 => any::<u64>().prop_map(Some)];
-    (preset, hints, prop::bool::weighted(0.2), sizes, on_drop, failures).prop_map(
-        |(preset, hints, is_host, (growth, max_chunk), on_drop, failures)| Setup {
+    (preset, hints, prop::bool::weighted(0.2), sizes, recycling, on_drop, failures).prop_map(
+        |(preset, hints, is_host, (growth, max_chunk), recycling, on_drop, failures)| Setup {
             preset,
             hints,
             is_host,
             growth,
             max_chunk,
+            recycling,
             on_drop,
             failures,
         },
@@ -81,8 +87,8 @@ pub(crate) struct World {
     pub(crate) resource: VirtualMemoryResource,
     /// Another one of such memory, to grow by.
     pub(crate) other: VirtualMemoryResource,
-    /// What fresh memory reads as.
-    pub(crate) fresh: u8,
+    /// What fresh memory reads as, where that is known: what is recycled reads as its former buffer left it.
+    pub(crate) fresh: Option<u8>,
     /// What a thread gave away and none has taken.
     pub(crate) pot: Mutex<Vec<Modelled>>,
     pub(crate) threads: usize,
@@ -99,7 +105,8 @@ impl World {
         let location = if setup.is_host { Location::HostNumaCurrent } else { Location::Device };
         let options = || {
             let options = Options::new().location(location).handle_kind(HandleKind::PosixFd);
-            options.growth(setup.growth).on_drop(setup.on_drop)
+            let options = options.growth(setup.growth).on_drop(setup.on_drop);
+            setup.recycling.into_iter().fold(options, Options::recycling)
         };
         let bounded = setup.max_chunk.map_or_else(options, |bytes| options().max_chunk(bytes));
         let resource = VirtualMemoryResource::new(&device, bounded).unwrap();
@@ -113,7 +120,7 @@ impl World {
             is_failing: setup.failures.is_some(),
             resource,
             other,
-            fresh: if setup.is_host { 0 } else { POISON },
+            fresh: setup.recycling.is_none().then_some(if setup.is_host { 0 } else { POISON }),
             pot: Mutex::default(),
             threads,
             seen: Arc::clone(seen),
@@ -164,10 +171,15 @@ impl World {
 
         let undoing = [Call::cuMemUnmap, Call::cuMemRelease, Call::cuMemAddressFree];
         let [unmaps, releases, frees] = undoing.map(|call| self.failed(call));
+        let [one, two] = [&self.resource, &self.other].map(VirtualMemoryResource::statistics);
+        let kept = one.kept.now + two.kept.now;
         let live = self.simulator.live();
-        assert_eq!((live.mappings, live.allocations), (places.len() + unmaps, handles.len() + releases));
+        assert_eq!(live.mappings, places.len() + unmaps);
+        // Of what is kept, each chunk is one more.
+        let chunks = live.allocations - handles.len() - releases;
+        assert!((chunks == 0) == (kept == 0) && chunks * G <= kept, "{chunks} chunks of {kept} bytes");
         assert!((imported..=imported + releases).contains(&live.imported), "{live:?}");
-        let bytes: usize = memories.values().sum();
+        let bytes: usize = memories.values().sum::<usize>() + kept;
         let made = live.device_bytes.values().sum::<usize>() + live.host_bytes;
         assert!(if unmaps + releases == 0 { made == bytes } else { made >= bytes }, "{made} of {bytes}");
         let mappings = all.iter().flat_map(|one| one.buffer.mappings());
@@ -179,7 +191,6 @@ impl World {
         let stranded = unmaps + releases + frees;
         assert_eq!(self.driver.stranded().total(), stranded, "{:?}", self.driver.stranded());
 
-        let [one, two] = [&self.resource, &self.other].map(VirtualMemoryResource::statistics);
         assert_eq!((one.stranded + two.stranded, one.buffers, two.buffers), (stranded, all.len(), 0));
         assert_eq!((one.pending, two.pending), (0, 0));
         if stranded == 0 {
@@ -188,12 +199,17 @@ impl World {
                 those.map(|handle| handle.memory.size).sum()
             };
             assert_eq!((one.mapped.now, two.mapped.now), (places.values().sum(), 0));
-            assert_eq!((one.physical.now + two.physical.now, one.imported.now), (sum(false), sum(true)));
+            assert_eq!((one.physical.now + two.physical.now, one.imported.now), (sum(false) + kept, sum(true)));
         }
     }
 
     /// Demands that nothing is left but what could not be undone.
     pub(crate) fn end(self) {
+        self.check(&[], &[]);
+        for resource in [&self.resource, &self.other] {
+            Seen::add_all(&self.seen.recycled, resource.statistics().recycled);
+            self.excuse(resource.trim(0));
+        }
         self.check(&[], &[]);
         let (simulator, failing, direct) = (self.simulator.clone(), self.is_failing, self.direct.clone());
         let stranded = self.driver.stranded().total();
