@@ -15,6 +15,7 @@ mod sync;
 #[cfg(cuvmm_shuttle)]
 #[doc(hidden)]
 pub mod sync;
+mod taken;
 mod usage;
 
 pub use allocation::{Allocation, Origin, is_vmm};

@@ -5,14 +5,13 @@
 //! every mapping's room holds a share of it.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
-
 use cuvmm_driver::sys::CUdeviceptr;
 use cuvmm_driver::{Driver, StrandedKind};
 
 use crate::error::Error;
 use crate::size::{GranularSize, Granularity};
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::taken::Taken;
 use crate::usage::{Usage, strand};
 
 /// A range of addresses that is nobody else's, freed when this is dropped. It costs no memory and belongs to no
@@ -42,8 +41,8 @@ pub struct Reservation {
     /// Invariant: with `size`, one reservation of the driver that this value alone gives back.
     address: CUdeviceptr,
     size: usize,
-    /// What is taken: offset to length. No two overlap.
-    taken: Mutex<BTreeMap<usize, usize>>,
+    /// What is taken, by offsets.
+    taken: Mutex<Taken>,
     usage: Option<Arc<Usage>>,
     freed: bool,
 }
@@ -305,7 +304,7 @@ impl Reservation {
 
     /// The lock is never held across a call; a panic under it can't leave the map half changed. In a forked child it may be
     /// held by a thread that is not there, so nobody takes it.
-    fn taken(&self) -> Result<MutexGuard<'_, BTreeMap<usize, usize>>, Error> {
+    fn taken(&self) -> Result<MutexGuard<'_, Taken>, Error> {
         self.driver.require_own_process()?;
         Ok(self.taken.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -355,12 +354,10 @@ impl Room {
         let (Some(end), Some(address)) = (end, reservation.address.checked_add(offset)) else {
             return Err(Error::OutOfBounds { offset, size, reserved: reservation.size });
         };
-        let mut taken = reservation.taken()?;
-        if taken.range(..end).next_back().is_some_and(|(start, length)| start + length > offset) {
+        let is_taken = reservation.taken()?.take(offset, end);
+        if !is_taken {
             return Err(Error::AlreadyMapped { offset, size });
         }
-        taken.insert(offset, size);
-        drop(taken);
         Ok(Self { reservation: Arc::clone(reservation), address, offset, size, stuck: false })
     }
 
@@ -388,10 +385,8 @@ impl Room {
         let rest = self.size.checked_sub(size).filter(|rest| *rest > 0 && size > 0);
         let (Some(rest), Some(address)) = (rest, self.address.checked_add(size)) else { return Err(out_of_bounds) };
         let offset = self.offset + size;
-        let mut taken = self.reservation.taken()?;
-        taken.insert(self.offset, size);
-        taken.insert(offset, rest);
-        drop(taken);
+        self.reservation.driver.require_own_process()?;
+        // What is taken stays as it is.
         self.size = size;
         let reservation = Arc::clone(&self.reservation);
         Ok((self, Self { reservation, address, offset, size: rest, stuck: false }))
@@ -438,7 +433,7 @@ impl Drop for Room {
         if self.stuck {
             std::mem::forget(Arc::clone(&self.reservation));
         } else if let Ok(mut taken) = self.reservation.taken() {
-            taken.remove(&self.offset);
+            taken.give_back(self.offset, self.end());
         }
     }
 }

@@ -1,0 +1,103 @@
+//! [`Taken`]: which parts of a range are taken.
+
+use std::collections::BTreeMap;
+
+/// Parts of a range that are taken. One that is taken right behind another becomes one with it: a range that is filled from
+/// its front has one part, however many rooms there are, and what a room costs does not depend on their number.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    /// Where each part begins, and where it ends. None is empty, and no two overlap.
+    parts: BTreeMap<usize, usize>,
+}
+
+impl Taken {
+    /// Takes from `start` to `end`, which is behind it; nothing, where any of that is taken.
+    pub(crate) fn take(&mut self, start: usize, end: usize) -> bool {
+        match self.parts.range_mut(..end).next_back() {
+            Some((_, last)) if *last > start => return false,
+            Some((_, last)) if *last == start => *last = end,
+            _ => {
+                self.parts.insert(start, end);
+            }
+        }
+        true
+    }
+
+    /// Gives back from `start` to `end`, which was taken at once, or is a piece of that: so all of it is in one part.
+    pub(crate) fn give_back(&mut self, start: usize, end: usize) {
+        let Some((&first, last)) = self.parts.range_mut(..=start).next_back() else { return };
+        let behind = *last;
+        if first < start {
+            *last = start;
+        } else {
+            self.parts.remove(&first);
+        }
+        if end < behind {
+            self.parts.insert(end, behind);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_behind_another_is_one_part_with_it() {
+        let mut taken = Taken::default();
+        for room in 0..1000 {
+            assert!(taken.take(room, room + 1));
+        }
+        assert_eq!(Vec::from_iter(&taken.parts), [(&0, &1000)]);
+        for room in (1..1000).rev() {
+            taken.give_back(room, room + 1);
+        }
+        assert_eq!(Vec::from_iter(&taken.parts), [(&0, &1)]);
+    }
+
+    #[test]
+    fn overlaps_are_refused_and_change_nothing() {
+        let mut taken = Taken::default();
+        assert!(taken.take(4, 6) && taken.take(6, 8) && taken.take(10, 12));
+        for (start, end) in [(0, 5), (4, 6), (5, 7), (7, 11), (11, 12), (8, 11), (0, 20)] {
+            assert!(!taken.take(start, end), "{start}..{end}");
+        }
+        assert_eq!(Vec::from_iter(&taken.parts), [(&4, &8), (&10, &12)]);
+    }
+
+    /// Against a list of which is whose, by numbers that are the same every time.
+    #[test]
+    fn rooms_that_come_and_go_in_any_order_are_kept_apart() {
+        const END: usize = 40;
+        let (mut taken, mut owners, mut rooms) = (Taken::default(), [false; END], Vec::new());
+        let mut seed = 1_u32;
+        let mut next = |below: usize| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 16) as usize % below
+        };
+        for _ in 0..20_000 {
+            let start = next(END);
+            let end = start + 1 + next((END - start).min(6));
+            let is_free = owners[start..end].iter().all(|owned| !owned);
+            assert_eq!(taken.take(start, end), is_free, "{start}..{end} of {taken:?}");
+            if is_free {
+                owners[start..end].fill(true);
+                rooms.push((start, end));
+            }
+            if next(3) > 0 && !rooms.is_empty() {
+                let (start, end) = rooms.swap_remove(next(rooms.len()));
+                // Now and then in two pieces.
+                let middle = start + next(end - start);
+                for (start, end) in [(start, middle), (middle, end)].into_iter().filter(|(start, end)| start < end) {
+                    taken.give_back(start, end);
+                }
+                owners[start..end].fill(false);
+            }
+            for (place, &is_owned) in owners.iter().enumerate() {
+                let is_taken = taken.parts.range(..=place).next_back().is_some_and(|(_, end)| *end > place);
+                assert_eq!(is_taken, is_owned, "{place} of {taken:?}");
+            }
+        }
+        assert!(rooms.len() < END);
+    }
+}
