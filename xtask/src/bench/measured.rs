@@ -34,9 +34,9 @@ pub(crate) fn times(folder: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("criterion left no {}", folder.display()))?;
     for entry in entries {
-        // Beside them is the folder of a report.
+        // Beside them are the folder of a report and that file.
         let run = entry?.path().join("new");
-        if run.join("sample.json").try_exists()? {
+        if run.join("sample.json").is_file() {
             let read = |name| {
                 let path = run.join(name);
                 fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
@@ -100,6 +100,21 @@ fn count(times: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_is_read_as_the_benchmark_leaves_it() {
+        let sh = xshell::Shell::new().unwrap();
+        let folder = sh.create_temp_dir().unwrap();
+        let write = |name: &str, text: &str| sh.write_file(folder.path().join(name), text).unwrap();
+        assert!(times(folder.path()).is_err());
+        write("machine", "2 x Xeon");
+        assert!(times(folder.path()).is_err(), "no benchmark");
+        write("report/index.html", "");
+        write("own_close_10/new/benchmark.json", r#"{"full_id":"own/close/10"}"#);
+        write("own_close_10/new/sample.json", r#"{"iters":[2.0],"times":[3000.0]}"#);
+        let rows = times(folder.path()).unwrap();
+        assert_eq!((rows.len(), rows[0].p50, rows[0].machine.as_deref()), (1, 1.5, Some("2 x Xeon")));
+    }
 
     #[test]
     fn samples_become_a_row() {

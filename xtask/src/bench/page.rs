@@ -85,9 +85,10 @@ impl Page<'_> {
             .collect();
         if !others.is_empty() {
             self.table(&["host", "case", "what", "measured", "bound", ""], others);
+            self.line("");
         }
         if numbers_of_gpus(rows).is_empty() {
-            self.line("\nNothing was measured on a GPU yet.");
+            self.line("Nothing was measured on a GPU yet.");
         }
     }
 
