@@ -11,7 +11,7 @@ use super::rows::{
     BY_SIZE, CURVE, FOREIGN_CHURN, OWN, OWN_CHUNKS, OWN_CHURN, Row, SIZES, SUBJECTS, find, numbers_of_gpus,
 };
 
-const SIZE: (u32, u32) = (840, 420);
+const SIZE: (u32, u32) = (880, 420);
 /// Where the names of lines begin, right of them.
 const LEGEND: i32 = 660;
 const COLOURS: [RGBColor; 9] = [
@@ -47,9 +47,11 @@ pub(crate) fn all(rows: &[Row]) -> Result<Vec<(String, String)>> {
 fn operations(rows: &[Row], gpus: u32) -> Vec<Series> {
     let of = |name: &str, subject: &str| {
         let point = |mib: u32| Some((f64::from(mib), find(rows, gpus, &format!("{name}/{mib}"), subject)?.p50));
-        (format!("{name}, {subject}"), SIZES.into_iter().filter_map(point).collect())
+        (format!("{name}, {subject}"), SIZES.into_iter().filter_map(point).collect::<Vec<_>>())
     };
-    BY_SIZE.iter().flat_map(|name| ["cuvmm", "raw"].map(|subject| of(name, subject))).collect()
+    let subjects = ["cuvmm", "cuvmm-recycling", "raw"];
+    let series = BY_SIZE.iter().flat_map(|name| subjects.map(|subject| of(name, subject)));
+    series.filter(|(_, points)| !points.is_empty()).collect()
 }
 
 fn own(rows: &[Row]) -> Vec<Series> {

@@ -106,7 +106,18 @@ impl Page<'_> {
         let operations: Vec<Vec<String>> = cases
             .filter_map(|case| operation(rows, gpus, &case, judged.iter().find(|judged| judged.case == case)))
             .collect();
-        let head = ["case", "cuvmm p50", "raw p50", "ratio", "bound", "", "cuvmm p99", "raw p99"];
+        let head = [
+            "case",
+            "cuvmm p50",
+            "raw p50",
+            "ratio",
+            "bound",
+            "",
+            "cuvmm p99",
+            "raw p99",
+            "recycling p50",
+            "recycling p99",
+        ];
         self.table(&head, operations);
         self.line("\nThe number behind a case is MiB, and of chunks for export and import.");
         if let Some(moved) = find(rows, gpus, MOVE, "cuvmm") {
@@ -186,6 +197,8 @@ impl Page<'_> {
 fn operation(rows: &[Row], gpus: u32, case: &str, judged: Option<&Judged>) -> Option<Vec<String>> {
     let (ours, raw) = (find(rows, gpus, case, "cuvmm")?, find(rows, gpus, case, "raw")?);
     let judged = judged?;
+    let recycling = find(rows, gpus, case, "cuvmm-recycling");
+    let or_none = |time: Option<f64>| time.map_or("-".into(), number);
     Some(vec![
         case.to_owned(),
         number(ours.p50),
@@ -195,6 +208,8 @@ fn operation(rows: &[Row], gpus: u32, case: &str, judged: Option<&Judged>) -> Op
         judged.word().into(),
         number(ours.p99),
         number(raw.p99),
+        or_none(recycling.map(|row| row.p50)),
+        or_none(recycling.map(|row| row.p99)),
     ])
 }
 
@@ -250,8 +265,7 @@ mod tests {
     fn verdicts_are_those_of_the_rows() {
         let missed = [row("grow-in-place/64", "cuvmm", 200.0), row("grow-in-place/64", "raw", 100.0)];
         let page = write(&missed, &[]);
-        let line =
-            "| grow-in-place/64 | 200.0 | 100.0 | 2.000 | at most 1.03 or 1 us more | **missed** | 400.0 | 200.0 |";
+        let line = "| grow-in-place/64 | 200.0 | 100.0 | 2.000 | at most 1.03 or 1 us more | **missed** | 400.0 | 200.0 | - | - |";
         assert!(page.contains(line), "{page}");
         assert!(page.contains("Of 1 bounds that were measured, 0 are held."), "{page}");
         let held = [row("grow-in-place/64", "cuvmm", 100.0), row("grow-in-place/64", "raw", 100.0)];

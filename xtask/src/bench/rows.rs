@@ -185,7 +185,10 @@ pub(crate) fn missing(rows: &[Row]) -> Vec<String> {
 fn on_gpu() -> Vec<(String, &'static [&'static str])> {
     let mut cases: Vec<(String, &[&str])> = Vec::new();
     for name in BY_SIZE {
-        cases.extend(SIZES.map(|mib| (format!("{name}/{mib}"), ["cuvmm", "raw"].as_slice())));
+        // A move makes little memory.
+        let subjects =
+            if name == "grow-move" { ["cuvmm", "raw"].as_slice() } else { &["cuvmm", "cuvmm-recycling", "raw"] };
+        cases.extend(SIZES.map(|mib| (format!("{name}/{mib}"), subjects)));
     }
     for name in BY_CHUNKS {
         cases.extend(CHUNKS.map(|chunks| (format!("{name}/{chunks}"), ["cuvmm", "raw"].as_slice())));
