@@ -47,6 +47,8 @@ pub(crate) fn run(sh: &Shell, options: &flags::Bench, caller: &Path) -> Result<(
     }
     rows::check(&rows)?;
     sh.write_file(JSON, rows::to_json(&rows)?)?;
+    // Of rows that are gone there is no plot.
+    sh.remove_path(PLOTS)?;
     for (path, text) in files(&rows)? {
         sh.write_file(path, text)?;
     }
