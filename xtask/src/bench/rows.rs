@@ -34,6 +34,8 @@ pub(crate) const OWN: [(&str, Growth); 9] = [
 ];
 pub(crate) const OWN_CHUNKS: [u32; 5] = [1, 10, 100, 1000, 10_000];
 
+/// What the names of the simulator's devices begin with.
+const SIMULATED: &str = "Simulated";
 pub(crate) const US: &str = "us";
 pub(crate) const INSTRUCTIONS: &str = "instructions";
 
@@ -151,6 +153,7 @@ fn check_one(row: &Row) -> Result<()> {
     let is_nowhere = row.gpu.is_empty() && row.driver.is_empty() && row.gpus == 0;
     let is_somewhere = !row.gpu.is_empty() && !row.driver.is_empty() && row.gpus > 0;
     ensure!(if is_own { is_nowhere } else { is_somewhere }, "our own cost has no GPU, and any other has one");
+    ensure!(!row.gpu.starts_with(SIMULATED), "a simulator's figures say nothing of a GPU");
     ensure!(is_own || row.unit == US, "only our own cost is counted in instructions");
     ensure!(row.n > 0 || row.error.is_some(), "nothing was measured, and no error says why");
     let numbers = [row.p50, row.p99, row.total];
@@ -274,6 +277,7 @@ pub(crate) mod tests {
         assert!(refused(Row { n: 0, ..sound.clone() }));
         assert!(refused(Row { gpus: 0, ..sound.clone() }));
         assert!(refused(Row { gpu: String::new(), ..sound.clone() }));
+        assert!(refused(Row { gpu: "Simulated H200".into(), ..sound.clone() }));
         assert!(check(&[sound.clone(), sound.clone()]).is_err());
         let elsewhere = Row { gpu: "B200".into(), subject: "raw".into(), ..sound.clone() };
         assert!(check(&[sound.clone(), elsewhere]).is_err());
