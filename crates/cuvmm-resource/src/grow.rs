@@ -289,7 +289,7 @@ impl VirtualMemoryBuffer {
         let would_move = Error::WouldMove { size, capacity: self.capacity() };
         let (here, behind) = self.rooms_behind(extra, added).ok_or(would_move)?;
         let rooms = [here, behind].into_iter().flatten();
-        let range = added.extend(self.range().clone(), rooms, want)?;
+        let range = added.extend(self.range().clone(), rooms, size, want)?;
         Ok(self.resized(range, size, Outcome::InPlace))
     }
 
@@ -329,6 +329,6 @@ impl VirtualMemoryBuffer {
             range = range.with(mapping, kept.cloned());
         }
         let room = reservation.take(end, extra)?;
-        Ok(self.resized(added.extend(range, [room], want)?, size, Outcome::Moved))
+        Ok(self.resized(added.extend(range, [room], size, want)?, size, Outcome::Moved))
     }
 }

@@ -143,27 +143,38 @@ impl Memory {
         Err(Error::ChunkMismatch { what: "location" })
     }
 
-    /// Fills the rooms that lie behind a range with memory of this kind, in chunks as large as they may be.
+    /// Fills the rooms that lie behind a range with memory of this kind, in chunks as large as they may be. Where there is not so
+    /// much as is wished for, it is what there is, if the range then has `needed` bytes: nothing is undone that was made.
     pub(crate) fn extend(
         &self,
         range: Range,
         rooms: impl IntoIterator<Item = Room>,
+        needed: usize,
         want: Want,
     ) -> Result<Range, Error> {
         // What was made here goes where the rest fails, and is kept by nobody: these are let go of after the range.
         let mut made = Vec::new();
+        let begin = range.count();
         let mut range = range;
         let mut rooms = rooms.into_iter();
         let mut next = rooms.next();
         while let Some(room) = next {
-            let (first, behind) = if room.size() > self.max_chunk {
+            let (mut first, behind) = if room.size() > self.max_chunk {
                 room.split(self.max_chunk).map(|(a, b)| (a, Some(b)))?
             } else {
                 (room, None)
             };
             next = behind.or_else(|| rooms.next());
-            let size = self.granularity.exact(first.size())?;
-            let mapping = match self.chunk(size, want)? {
+            let missing = needed.saturating_sub(range.end());
+            let obtained = match self.chunk(self.granularity.exact(first.size())?, want) {
+                Err(Error::OutOfMemory(_)) if want == Want::Wish && missing == 0 => return Ok(range),
+                Err(Error::OutOfMemory(_)) if want == Want::Wish && range.count() > begin && missing < first.size() => {
+                    (first, next) = (first.split(missing)?.0, None);
+                    self.chunk(self.granularity.exact(missing)?, want)?
+                }
+                obtained => obtained?,
+            };
+            let mapping = match obtained {
                 Obtained::Kept(kept, allocation) => {
                     let allocation = Arc::new(allocation);
                     let mapped = self.map(first, Arc::clone(&allocation));

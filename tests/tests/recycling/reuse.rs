@@ -324,4 +324,17 @@ pub(crate) fn no_grow_releases_memory(backend: &Backend) {
         assert_eq!(moved.outcome(), Some(Outcome::Moved));
         drop((moved, occupied));
     }
+    // Where there is not all that is wished for, nothing is undone: it is what there is, and no less than what is needed.
+    for (chunk, needed, sizes) in [(1, 2, [1, 1, 1].as_slice()), (2, 4, &[1, 2, 1]), (2, 2, &[1, 2])] {
+        let options = Options::new().release(Release::Caller).growth(GrowthPolicy::Step(8 * G)).max_chunk(chunk * G);
+        let resource = backend.resource_with(options);
+        let buffer = resource.allocate_with_capacity(G, ROOM).unwrap();
+        backend.faults.fail(Call::cuMemCreate, 4 - chunk, CUresult::OUT_OF_MEMORY, When::Before);
+        let grown = without_release(backend, || buffer.grow(needed * G).unwrap());
+        // What is there beyond the size the next grow has without a call.
+        let all = backend.require_no_call(|| grown.grow(sizes.iter().sum::<usize>() * G).unwrap());
+        let chunks: Vec<usize> = all.chunks().iter().map(|chunk| chunk.size / G).collect();
+        assert_eq!((grown.size(), chunks.as_slice()), (needed * G, sizes));
+        drop((all, grown, buffer));
+    }
 }
