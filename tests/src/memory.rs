@@ -1,5 +1,7 @@
 //! Bytes that say where they belong, and buffers that have, or lack, room behind them.
 
+use std::sync::OnceLock;
+
 use cuvmm::handles::Reservation;
 use cuvmm::{Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 
@@ -45,7 +47,7 @@ const MARK: usize = 4096;
 /// Writes marks that depend on the seed all over a buffer.
 pub fn write_marks(buffer: &VirtualMemoryBuffer, seed: u8) {
     for (offset, mark) in marks(seed, buffer.size()) {
-        buffer.copy_from_host(offset, &mark).expect("a copy from the host");
+        buffer.copy_from_host(offset, mark).expect("a copy from the host");
     }
 }
 
@@ -56,15 +58,20 @@ pub fn require_marks(buffer: &VirtualMemoryBuffer, seed: u8, bytes: usize) {
     for (offset, mark) in marks(seed, bytes) {
         buffer.copy_to_host(offset, &mut seen).expect("a copy to the host");
         // Not assert_eq!, which would print all of them.
-        assert!(seen == mark[..], "no mark of {seed} at {offset:#x} of {:#x}", buffer.size());
+        assert!(seen == *mark, "no mark of {seed} at {offset:#x} of {:#x}", buffer.size());
     }
 }
 
-fn marks(seed: u8, bytes: usize) -> impl Iterator<Item = (usize, Vec<u8>)> {
+fn marks(seed: u8, bytes: usize) -> impl Iterator<Item = (usize, &'static [u8])> {
+    // Made once: a suite has hundreds of thousands of them.
+    static OF_SEED: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     assert_eq!(bytes % G, 0);
+    let of_seed = OF_SEED.get_or_init(|| (0..=u8::MAX).map(|seed| pattern(seed, MARK)).collect());
     let offsets = (0..bytes / G).flat_map(|granule| [granule * G, (granule + 1) * G - MARK]);
     // The marks differ from their neighbours; there are more of them than seeds.
-    offsets.zip((0..=u8::MAX).cycle()).map(move |(offset, index)| (offset, pattern(seed.wrapping_add(index), MARK)))
+    offsets
+        .zip((0..=u8::MAX).cycle())
+        .map(move |(offset, index)| (offset, &of_seed[seed.wrapping_add(index) as usize][..]))
 }
 
 fn at_end(buffer: &VirtualMemoryBuffer) -> Option<Reservation> {

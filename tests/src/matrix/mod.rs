@@ -10,9 +10,11 @@
 mod codes;
 mod scene;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Mutex;
+use std::{iter, thread};
 
 use cuvmm::{CUresult, Call, Error, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::faults::When;
@@ -128,7 +130,7 @@ impl Row {
 
     /// On a thread of its own, whose context and capture mode may stay changed.
     fn operate(&self, scene: &mut Scene) -> Result<Option<VirtualMemoryBuffer>, Error> {
-        std::thread::scope(|scope| scope.spawn(|| (self.operate)(scene)).join()).expect("an operation that ends")
+        thread::scope(|scope| scope.spawn(|| (self.operate)(scene)).join()).expect("an operation that ends")
     }
 
     fn case(&self, Failing { step, code, when }: Failing) -> String {
@@ -361,13 +363,20 @@ struct Counts {
     cases: usize,
 }
 
+/// How many rows are tried at a time, each on a simulator of its own: for the most part they wait.
+const SIDE_BY_SIDE: usize = 3;
+
 /// Makes each call of each of the rows fail, and shows the counts as a table: on the standard output, and in the folder
 /// for reports where there is one.
 pub fn fail_every_call(backend: &Backend, rows: &[Row]) {
+    let each = if backend.is_gpu() {
+        rows.iter().map(|row| row.fail_each(backend)).collect()
+    } else {
+        fail_side_by_side(backend, rows)
+    };
     let mut table = String::from("| operation | path | calls | codes | cases |\n|---|---|---|---|---|\n");
     let mut sum = 0;
-    for row in rows {
-        let Counts { calls, codes, cases } = row.fail_each(backend);
+    for (row, Counts { calls, codes, cases }) in rows.iter().zip(each) {
         sum += cases;
         let _ = writeln!(table, "| {} | {} | {calls} | {} | {cases} |", row.operation, row.path, codes.len());
     }
@@ -377,4 +386,21 @@ pub fn fail_every_call(backend: &Backend, rows: &[Row]) {
         let name = format!("faults-{}.md", backend.test().replace("::", "-"));
         std::fs::write(Path::new(&dir).join(name), table).expect("a report");
     }
+}
+
+/// The counts of each row.
+fn fail_side_by_side(backend: &Backend, rows: &[Row]) -> Vec<Counts> {
+    let left = Mutex::new(rows.iter().enumerate());
+    let work = || {
+        let backend = backend.another();
+        let next = || left.lock().unwrap().next();
+        let done: Vec<_> = iter::from_fn(next).map(|(index, row)| (index, row.fail_each(&backend))).collect();
+        backend.finish();
+        done
+    };
+    let done = thread::scope(|scope| {
+        let threads = [(); SIDE_BY_SIDE].map(|()| scope.spawn(work));
+        threads.map(|thread| thread.join().expect("rows that hold"))
+    });
+    done.into_iter().flatten().collect::<BTreeMap<_, _>>().into_values().collect()
 }
