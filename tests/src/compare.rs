@@ -87,11 +87,13 @@ pub fn compare(
     (ours, theirs)
 }
 
-/// Times several ways in turn, each of them as often the first, after a tenth as many rounds that are not counted.
+/// Times several ways in turn, after a tenth as many rounds that are not counted: forwards and backwards, so that what the one
+/// before left behind is the same for the first and the last.
 pub fn in_turn<const N: usize>(rounds: usize, ways: [&mut dyn FnMut() -> Duration; N]) -> [Times; N] {
     let mut times = [const { Vec::new() }; N];
     for round in 0..rounds / 10 + rounds {
-        for index in (0..N).map(|index| (index + round) % N) {
+        for index in 0..N {
+            let index = if round % 2 == 0 { index } else { N - 1 - index };
             let took = ways[index]();
             if round >= rounds / 10 {
                 times[index].push(took);

@@ -84,15 +84,14 @@ impl RawBuffer {
         handle
     }
 
-    /// Maps all that there is at other addresses, too, where room for so much more is behind it, after the addresses behind
-    /// it could not be had.
-    pub fn remap(&self, more: usize) -> Self {
-        let driver = self.device.driver();
-        let elsewhere = driver.mem_address_reserve(more, 0, self.end()).unwrap();
+    /// Maps all that there is at so many other addresses, too, after those behind its own could not be had.
+    pub fn remap(&self, reserved: usize) -> Self {
+        let (driver, behind) = (self.device.driver(), reserved - self.reserved);
+        let elsewhere = driver.mem_address_reserve(behind, 0, self.end()).unwrap();
         assert_ne!(elsewhere, self.end());
         // SAFETY: it was reserved just now.
-        unsafe { driver.mem_address_free(elsewhere, more) }.unwrap();
-        let mut remapped = Self::reserve(&self.device, self.size + more);
+        unsafe { driver.mem_address_free(elsewhere, behind) }.unwrap();
+        let mut remapped = Self::reserve(&self.device, reserved);
         for &(handle, bytes) in &self.chunks {
             remapped.map(handle, bytes);
         }

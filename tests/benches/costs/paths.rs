@@ -1,5 +1,5 @@
-//! Allocate and close, grow in place, grow by moving: each beside the driver's calls for it, and the first two where memory is
-//! recycled.
+//! Allocate and close, grow in place, grow by moving: each beside the driver's calls for it, with as many addresses, and the
+//! first two where memory is recycled.
 
 use std::time::Duration;
 
@@ -66,10 +66,13 @@ fn allocate_and_close(bench: &mut Bench, mib: usize) {
         took
     };
     let keeping = bench.resource(keeping(bytes));
+    let first = keeping.allocate(bytes).unwrap();
+    let reserved = first.capacity();
+    first.close().unwrap();
     let recycling = || timed(|| keeping.allocate(bytes).unwrap().close().unwrap()).0;
     let raw = || {
         let (took, ()) = timed(|| {
-            let mut raw = RawBuffer::reserve(&device, bytes);
+            let mut raw = RawBuffer::reserve(&device, reserved);
             raw.add(bytes);
             synchronize(&stream);
             raw.finish();
@@ -88,7 +91,7 @@ fn grow_in_place(bench: &mut Bench, mib: usize) {
         return;
     }
     let buffer = bench.resource(Options::new()).allocate_with_capacity(G, G + bytes).unwrap();
-    let mut raw = RawBuffer::reserve(&bench.device, G + bytes);
+    let mut raw = RawBuffer::reserve(&bench.device, buffer.capacity());
     raw.add(G);
     let ours = || {
         let (took, grown) = timed(|| buffer.grow(G + bytes).unwrap());
@@ -126,6 +129,9 @@ fn grow_by_moving(bench: &mut Bench, mib: usize) {
     // A small one has some room by itself.
     let (reserved, more) = (buffer.capacity(), buffer.capacity() - bytes + G);
     let _behind = occupy_behind(&buffer);
+    let moved = buffer.grow(bytes + more).unwrap();
+    let reserved_after = moved.capacity();
+    moved.close().unwrap();
     let mut raw = RawBuffer::reserve(&bench.device, reserved);
     raw.add(bytes);
     let room = Reservation::GRANULARITY.exact(ROOM).unwrap();
@@ -140,7 +146,7 @@ fn grow_by_moving(bench: &mut Bench, mib: usize) {
     };
     let theirs = || {
         let (took, moved) = timed(|| {
-            let mut moved = raw.remap(more);
+            let mut moved = raw.remap(reserved_after);
             moved.add(more);
             moved
         });
