@@ -15,7 +15,8 @@ const SIZES: [usize; 6] = [2, 64, 256, 1024, 4096, 16384];
 /// The larger, the fewer.
 fn rounds(mib: usize) -> usize {
     match mib {
-        ..=256 => 300,
+        ..=64 => 1000,
+        65..=256 => 500,
         257..=1024 => 200,
         _ => 100,
     }
