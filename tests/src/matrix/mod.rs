@@ -141,6 +141,8 @@ impl Row {
     fn fail(&self, backend: &Backend, failing: Failing) -> bool {
         let Failing { step, code, when } = failing;
         let case = self.case(failing);
+        // A ledger hears of a call when it is over, and of another thread's that may be after its effect was seen.
+        backend.let_go();
         let (before, at_start) = (backend.mark(), backend.ledger.live());
         let mut scene = (self.set_up)(backend);
         let at_work = backend.ledger.live();
