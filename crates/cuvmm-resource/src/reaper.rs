@@ -182,7 +182,7 @@ impl Reaper {
         let mut known = BTreeMap::new();
         let mut pauses = Pauses::new();
         let mut took = Duration::ZERO;
-        let (mut piece, mut unpaid, mut first) = (Piece::of(ROUND), 0, 0);
+        let (mut piece, mut unpaid, mut round) = (Piece::of(ROUND), 0, 0_u64);
         loop {
             unpaid += piece.given_back();
             let is_awaited = piece.given_back() > 0 && self.lock().waiting > 0;
@@ -208,14 +208,9 @@ impl Reaper {
                 pauses = Pauses::new();
             }
             let (before, mut busy) = (known.len(), Busy::default());
-            // Those come first to whom the last piece did not reach.
-            let (later, sooner) = (known.split_off(&first), std::mem::take(&mut known));
-            first = 0;
-            for (key, retired) in later.into_iter().chain(sooner) {
-                if first == 0 && piece.is_used_up() {
-                    first = key;
-                }
-                if let Some(retired) = self.attend(|| retired.step(&mut busy, &mut piece)).flatten() {
+            round += 1;
+            for retired in in_turn(std::mem::take(&mut known)) {
+                if let Some(retired) = self.attend(|| retired.step(&mut busy, &mut piece, round)).flatten() {
                     // Where a piece of it went it ends elsewhere.
                     merge(&mut known, retired);
                 }
@@ -320,6 +315,13 @@ fn merge(known: &mut BTreeMap<usize, Retired>, retired: Retired) {
             place.insert(retired);
         }
     }
+}
+
+/// Those first of whom nothing was let go of yet, then those for whom that is longest ago.
+fn in_turn(known: BTreeMap<usize, Retired>) -> Vec<Retired> {
+    let mut all: Vec<_> = known.into_values().collect();
+    all.sort_by_key(Retired::last_served);
+    all
 }
 
 /// How long others are left alone after so much was given back.

@@ -66,9 +66,9 @@ impl VirtualMemoryResource {
     ///
     /// # Errors
     /// Before any call: [`Error::Alignment`], [`Error::AddressHint`], [`Error::HandleKindOfHost`],
-    /// [`Error::GrowthPolicy`], [`Error::Recycling`], [`Error::Driver`] for a release stream or a peer of another driver. What can't be had:
-    /// [`Error::Unsupported`], [`Error::HandleKindRefused`], [`Error::PeerUnreachable`], [`Error::NumaNode`],
-    /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`]; for a trial [`Error::OutOfMemory`],
+    /// [`Error::GrowthPolicy`], [`Error::Recycling`], [`Error::Driver`] for a release stream or a peer of another driver. What
+    /// can't be had: [`Error::Unsupported`], [`Error::HandleKindRefused`], [`Error::PeerUnreachable`], [`Error::NumaNode`],
+    /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`], [`Error::Recycling`] for less than a chunk; for a trial [`Error::OutOfMemory`],
     /// [`Error::AddressSpaceExhausted`], [`Error::AccessRefused`]; what else the driver answers.
     pub fn new(device: &Device, options: Options) -> Result<Self, Error> {
         options.check(device)?;

@@ -47,6 +47,8 @@ pub(crate) struct Retired {
     failing_since: Option<Instant>,
     /// Why it is given up.
     refused: Option<Error>,
+    /// The round in which something of it was let go of last; 0 for none.
+    served: u64,
 }
 
 impl Retired {
@@ -81,7 +83,13 @@ impl Retired {
             failures: 0,
             failing_since: None,
             refused: None,
+            served: 0,
         }
+    }
+
+    /// The round in which something of it was let go of last; 0 where nothing was.
+    pub(crate) fn last_served(&self) -> u64 {
+        self.served
     }
 
     /// Whether no driver is there any more that it could be let go of by: it is another process's, or shut down.
@@ -133,7 +141,7 @@ impl Retired {
 
     /// Lets go of the memory, as much as a piece has room for, if its work is over, and gives it up if that can't be found out.
     /// Otherwise it is given back, as is one of which something is left.
-    pub(crate) fn step(mut self, busy: &mut Busy, piece: &mut Piece) -> Option<Self> {
+    pub(crate) fn step(mut self, busy: &mut Busy, piece: &mut Piece, round: u64) -> Option<Self> {
         let polled = self.begin().and_then(|()| poll(&mut self.fences, &mut self.noted, busy));
         match polled {
             _ if self.is_lost() => {}
@@ -141,6 +149,7 @@ impl Retired {
                 (self.failures, self.failing_since) = (0, None);
                 if !piece.is_used_up() {
                     self.let_go(piece);
+                    self.served = round;
                 }
                 return (!self.range.is_empty() || self.reserved.is_some()).then_some(self);
             }
