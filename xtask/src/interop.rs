@@ -34,7 +34,8 @@ const SHARING: usize = 3;
 /// Has the bindings look for the per-thread forms of calls.
 const PER_THREAD_STREAMS: &str = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM";
 
-/// Tries the wire format in Python by itself, runs the programs on the stand-in once for each of `RUNS`, and demands that they break no rule and give everything back.
+/// Tries the wire format in Python by itself, runs the programs on the stand-in once for each of `RUNS`, and demands that
+/// they break no rule and give everything back.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let folder = sh.current_dir().join(FOLDER);
     let libraries = install_library(sh, &folder)?;

@@ -98,6 +98,5 @@ mod tests {
                 assert_eq!(is_taken, is_owned, "{place} of {taken:?}");
             }
         }
-        assert!(rooms.len() < END);
     }
 }

@@ -18,7 +18,7 @@ use cuvmm_tests::OPERATIONS;
 /// How many chunks a buffer has. Of 10,000 the operations are counted whose cost does not follow that number.
 const CHUNKS: [usize; 3] = [1, 100, 10_000];
 const FLAT: [&str; 4] = ["allocate", "grow-in-place", "grow-behind", "covered"];
-/// How often each is counted: a tree of rooms splits its nodes now and then.
+/// How often each is counted: the middle one is what it takes.
 const TIMES: usize = 5;
 
 /// What the heap has of the system's at a time.

@@ -26,6 +26,11 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(0x17, 0xbe, 0xcf),
 ];
 
+/// One for each line or bar, however many there are.
+fn colours() -> impl Iterator<Item = RGBColor> {
+    COLOURS.into_iter().cycle()
+}
+
 /// A name, and its points.
 type Series = (String, Vec<(f64, f64)>);
 
@@ -111,7 +116,7 @@ fn lines(what: &str, by: &str, series: Vec<Series>) -> Result<Option<String>> {
             .x_label_formatter(&|value| plain(*value))
             .y_label_formatter(&|value| plain(*value))
             .draw()?;
-        let named: Vec<_> = series.iter().filter(|(_, points)| !points.is_empty()).zip(COLOURS).collect();
+        let named: Vec<_> = series.iter().filter(|(_, points)| !points.is_empty()).zip(colours()).collect();
         for ((_, points), colour) in &named {
             chart.draw_series([PathElement::new(points.clone(), colour.stroke_width(2))])?;
             chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
@@ -147,7 +152,7 @@ fn bars(what: &str, bars: Vec<(String, f64)>) -> Result<Option<String>> {
             .light_line_style(TRANSPARENT)
             .y_label_formatter(&|value| plain(*value))
             .draw()?;
-        for ((place, (name, value)), colour) in (0..count).zip(&bars).zip(COLOURS) {
+        for ((place, (name, value)), colour) in (0..count).zip(&bars).zip(colours()) {
             let left = f64::from(place);
             let bar = Rectangle::new([(left + 0.2, floor), (left + 0.8, *value)], colour.filled());
             chart.draw_series([bar])?;

@@ -1,7 +1,7 @@
 //! What criterion left in its folder, and what callgrind counted, as rows of our own cost.
 //!
-//! A row of times is made of the samples of one benchmark. A sample is the mean of so many repetitions; `p50` is the median of the
-//! samples, `p99` the 99th percentile, `total` all the time, and `n` all the repetitions.
+//! A row of times is made of the samples of one benchmark. A sample is the mean of so many repetitions; `p50` is the median
+//! of the samples, `p99` the 99th percentile, `total` all the time, and `n` all the repetitions.
 
 use std::fs;
 use std::path::Path;
