@@ -122,7 +122,7 @@ pub enum Error {
         got: CUdeviceptr,
     },
     /// Memory that was not made for the kind of handle asked for.
-    #[error("memory made for handle kinds {:#x} can't be exported as kind {:#x}", has.0, wanted.0)]
+    #[error("memory made for handle kinds {has} can't be exported as kind {wanted}")]
     NotExportable {
         /// The kinds that it was made for.
         has: CUmemAllocationHandleType,

@@ -112,7 +112,7 @@ fn each_error_says_what_and_how_much() {
         ),
         (
             Error::NotExportable { has: none, wanted: posix },
-            "memory made for handle kinds 0x0 can't be exported as kind 0x1",
+            "memory made for handle kinds NONE can't be exported as kind POSIX_FILE_DESCRIPTOR",
             None,
             None,
         ),

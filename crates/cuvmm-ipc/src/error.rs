@@ -109,7 +109,7 @@ pub enum Error {
         chunks: usize,
     },
     /// The receiver refused the descriptor.
-    #[error("the receiver refused: {reason} ({detail})")]
+    #[error("the receiver refused: {reason}{}", if *detail == 0 { String::new() } else { format!(" ({detail})") })]
     Refused {
         /// Why.
         reason: Refusal,
@@ -121,10 +121,8 @@ pub enum Error {
     UnexpectedReply,
     /// The buffer's memory was not made to be shared.
     #[error(
-        "memory made for handle kinds {:#x} can't be exported as kind {:#x}: make its resource with the kind, or copy \
-         into a buffer that has it",
-        has.0,
-        wanted.0
+        "memory made for handle kinds {has} can't be exported as kind {wanted}: make its resource with the kind \
+         (Options::handle_kind), or copy into a buffer that has it"
     )]
     NotExportable {
         /// The kinds of handle that it was made for.
@@ -142,7 +140,7 @@ pub enum Error {
         chunk: usize,
     },
     /// Handles of one kind where those of another are due: files, and fabric handles.
-    #[error("handles of kind {:#x} where those of kind {:#x} are due", found.0, wanted.0)]
+    #[error("handles of kind {found} where those of kind {wanted} are due")]
     HandlesOfAnotherKind {
         /// What they are.
         found: CUmemAllocationHandleType,
@@ -150,7 +148,7 @@ pub enum Error {
         wanted: CUmemAllocationHandleType,
     },
     /// The resource can't take handles of the descriptor's kind.
-    #[error("the descriptor has handles of kind {:#x}, and the resource is made for kind {:#x}", theirs.0, ours.0)]
+    #[error("the descriptor has handles of kind {theirs}, and the resource is made for {ours} (Options::handle_kind)")]
     WrongHandleKind {
         /// The resource's.
         ours: CUmemAllocationHandleType,
@@ -388,13 +386,15 @@ mod tests {
              with send_buffer and receive_buffer, which need few at once",
         );
         check(Error::Abandoned { sent: 1, chunks: 3 }, "the sender gave up after 1 of 3 handles");
-        check(Error::Refused { reason: Refusal::DRIVER, detail: 801 }, "the receiver refused: driver failed (801)");
+        let refused = |reason, detail| Error::Refused { reason, detail };
+        check(refused(Refusal::DRIVER, 801), "the receiver refused: driver failed (801)");
+        check(refused(Refusal::HOST, 0), "the receiver refused: another host");
         check(Error::UnexpectedReply, "the receiver answered out of turn");
         let (posix, fabric) = (CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR, CUmemAllocationHandleType::FABRIC);
         check(
             Error::NotExportable { has: CUmemAllocationHandleType::NONE, wanted: posix },
-            "memory made for handle kinds 0x0 can't be exported as kind 0x1: make its resource with the kind, or copy \
-             into a buffer that has it",
+            "memory made for handle kinds NONE can't be exported as kind POSIX_FILE_DESCRIPTOR: make its resource with \
+             the kind (Options::handle_kind), or copy into a buffer that has it",
         );
         check(
             Error::Imported { chunk: 1 },
@@ -403,11 +403,12 @@ mod tests {
         );
         check(
             Error::HandlesOfAnotherKind { found: posix, wanted: fabric },
-            "handles of kind 0x1 where those of kind 0x8 are due",
+            "handles of kind POSIX_FILE_DESCRIPTOR where those of kind FABRIC are due",
         );
         check(
             Error::WrongHandleKind { ours: posix, theirs: fabric },
-            "the descriptor has handles of kind 0x8, and the resource is made for kind 0x1",
+            "the descriptor has handles of kind FABRIC, and the resource is made for POSIX_FILE_DESCRIPTOR \
+             (Options::handle_kind)",
         );
         let uuid = CUuuid::default();
         check(

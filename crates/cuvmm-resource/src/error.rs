@@ -77,7 +77,7 @@ pub enum Error {
         kind: HandleKind,
     },
     /// Handle kinds that this library does not know: those of Windows, for one.
-    #[error("handle kinds {:#x} are not supported", kinds.0)]
+    #[error("handle kinds {kinds} are not supported")]
     UnknownHandleKind {
         /// The kinds.
         kinds: CUmemAllocationHandleType,

@@ -368,3 +368,31 @@ impl CUmemAllocationHandleType {
         self.0 & kinds.0 == kinds.0
     }
 }
+
+/// By the names of the constants, and what has none as a number.
+///
+/// ```
+/// # use cuvmm_driver::sys::CUmemAllocationHandleType as Kinds;
+/// assert_eq!(Kinds::NONE.to_string(), "NONE");
+/// assert_eq!(Kinds(1 | 8 | 32).to_string(), "POSIX_FILE_DESCRIPTOR | FABRIC | 0x20");
+/// ```
+impl std::fmt::Display for CUmemAllocationHandleType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let named = [
+            (Self::POSIX_FILE_DESCRIPTOR, "POSIX_FILE_DESCRIPTOR"),
+            (Self::WIN32, "WIN32"),
+            (Self::WIN32_KMT, "WIN32_KMT"),
+            (Self::FABRIC, "FABRIC"),
+        ];
+        let (mut rest, mut separator) = (self.0, "");
+        for (kind, name) in named.into_iter().filter(|&(kind, _)| self.contains(kind)) {
+            write!(f, "{separator}{name}")?;
+            (rest, separator) = (rest & !kind.0, " | ");
+        }
+        match rest {
+            0 if self.0 == 0 => f.write_str("NONE"),
+            0 => Ok(()),
+            _ => write!(f, "{separator}{rest:#x}"),
+        }
+    }
+}
