@@ -104,21 +104,21 @@ impl VirtualMemoryBuffer {
     /// # let resource = VirtualMemoryResource::new(&device, Options::new())?;
     /// let stream = StreamRef::create(&device)?;
     /// let buffer = resource.allocate(2 << 20)?;
-    /// # // SAFETY: the stream is alive, and the buffer while it is used.
-    /// # unsafe {
-    /// driver.stream_begin_capture(stream.as_raw(), CUstreamCaptureMode::THREAD_LOCAL)?;
-    /// driver.memset_d8_async(buffer.address(), 7, buffer.size(), stream.as_raw())?;
-    /// buffer.retain_in_capture(&stream)?;
-    /// let graph = driver.stream_end_capture(stream.as_raw())?;
-    /// let executable = driver.graph_instantiate(graph)?;
-    /// driver.graph_destroy(graph)?;
-    /// # let address = buffer.address();
-    /// drop(buffer);
-    /// driver.graph_launch(executable, stream.as_raw())?; // as good as ever
-    /// stream.synchronize()?;
-    /// # assert_eq!(simulator.peek(address, 1), Some(vec![7]));
-    /// # driver.graph_exec_destroy(executable)?;
-    /// # }
+    /// // SAFETY: the stream is alive, and the buffer while it is used; then the graph has its memory.
+    /// unsafe {
+    ///     driver.stream_begin_capture(stream.as_raw(), CUstreamCaptureMode::THREAD_LOCAL)?;
+    ///     driver.memset_d8_async(buffer.address(), 7, buffer.size(), stream.as_raw())?;
+    ///     buffer.retain_in_capture(&stream)?;
+    ///     let graph = driver.stream_end_capture(stream.as_raw())?;
+    ///     let executable = driver.graph_instantiate(graph)?;
+    ///     driver.graph_destroy(graph)?;
+    /// #   let address = buffer.address();
+    ///     drop(buffer);
+    ///     driver.graph_launch(executable, stream.as_raw())?; // as good as ever
+    ///     stream.synchronize()?;
+    /// #   assert_eq!(simulator.peek(address, 1), Some(vec![7]));
+    /// #   driver.graph_exec_destroy(executable)?;
+    /// }
     /// # Ok(())
     /// # }
     /// ```
