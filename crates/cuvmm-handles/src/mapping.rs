@@ -371,7 +371,6 @@ impl Mapping {
         // SAFETY: the range is this mapping's, `unmapped` makes this the only unmap, and whoever started work on
         // it promised that the work has ended.
         if let Err(error) = unsafe { self.driver().mem_unmap(self.address(), self.size()) } {
-            self.allocation.expose();
             strand(self.driver(), self.usage(), StrandedKind::Mapping, &error, "memory was not unmapped");
             return Err(error.into());
         }
@@ -387,5 +386,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // A failure was counted and reported there.
         let _ = self.undo();
+        // Also where that unwound, as it may where a driver's call is somebody's code.
+        if self.room.is_stuck() {
+            self.allocation.expose();
+        }
     }
 }

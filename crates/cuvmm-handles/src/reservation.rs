@@ -426,6 +426,10 @@ impl Room {
     pub(crate) fn set_stuck(&mut self, stuck: bool) {
         self.stuck = stuck;
     }
+
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck
+    }
 }
 
 impl Drop for Room {

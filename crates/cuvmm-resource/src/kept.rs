@@ -245,20 +245,31 @@ impl Kept {
 
     fn release(&self, taken: Vec<Allocation>, reason: Reason) -> (usize, Result<(), cuvmm_handles::Error>) {
         self.counts.add_trimmed(taken.len());
+        if std::thread::panicking() {
+            // A subscriber may be what panicked: told of this, it may end the process.
+            return release_each(taken);
+        }
         let size: usize = taken.iter().map(Allocation::size).sum();
         let span = tracing::debug_span!(target: TARGET, "trim", size, chunks = taken.len(), reason = reason.as_str());
         let (mut bytes, mut first) = (0, Ok(()));
         let _ = watch("trim", span, || -> Result<(), Error> {
-            for allocation in taken {
-                let size = allocation.size();
-                let released = allocation.close();
-                bytes += if released.is_ok() { size } else { 0 };
-                first = std::mem::replace(&mut first, Ok(())).and(released);
-            }
+            (bytes, first) = release_each(taken);
             Ok(first.clone()?)
         });
         (bytes, first)
     }
+}
+
+/// Releases them all. Tells how many bytes went, and the first failure.
+fn release_each(taken: Vec<Allocation>) -> (usize, Result<(), cuvmm_handles::Error>) {
+    let (mut bytes, mut first) = (0, Ok(()));
+    for allocation in taken {
+        let size = allocation.size();
+        let released = allocation.close();
+        bytes += if released.is_ok() { size } else { 0 };
+        first = first.and(released);
+    }
+    (bytes, first)
 }
 
 impl Chunks {

@@ -229,16 +229,17 @@ impl Reaper {
     fn see_to(&self, caches: Vec<Arc<Kept>>, piece: &mut Piece) {
         for kept in caches {
             let now = Instant::now();
-            // Where that panics, once more is tried when something comes to it.
-            let due = self.attend(|| kept.release_due(now, piece)).unwrap_or(Due::WhenTold);
+            // What it was panicked over is gone by then, and not what is behind that.
+            let due = self.attend(|| kept.release_due(now, piece)).unwrap_or(Due::At(now));
             let mut queue = self.lock();
             match due {
                 Due::At(at) => queue.look_at_caches(at),
                 Due::WhenTold => {}
                 Due::Never => queue.caches.retain(|other| !Arc::ptr_eq(other, &kept)),
             }
-            // With the last share goes more than it: not under the lock.
             drop(queue);
+            // With the last share may go the driver, whose end is somebody's code.
+            self.attend(|| drop(kept));
         }
     }
 
