@@ -183,6 +183,7 @@ impl Reaper {
         let mut pauses = Pauses::new();
         let mut took = Duration::ZERO;
         let (mut piece, mut unpaid, mut round) = (Piece::of(ROUND), 0, 0_u64);
+        let mut caches_first = false;
         loop {
             unpaid += piece.given_back();
             let is_awaited = piece.given_back() > 0 && self.lock().waiting > 0;
@@ -208,6 +209,9 @@ impl Reaper {
                 pauses = Pauses::new();
             }
             let (before, mut busy) = (known.len(), Busy::default());
+            // Those come first whom the last piece did not reach.
+            let (caches, sooner) = if caches_first { (Vec::new(), caches) } else { (caches, Vec::new()) };
+            self.see_to(sooner, &mut piece);
             round += 1;
             for retired in in_turn(std::mem::take(&mut known)) {
                 if let Some(retired) = self.attend(|| retired.step(&mut busy, &mut piece, round)).flatten() {
@@ -216,7 +220,8 @@ impl Reaper {
                 }
             }
             self.attend(|| drop(busy));
-            self.see_to(caches, &mut piece);
+            caches_first = piece.is_used_up();
+            caches_first &= self.see_to(caches, &mut piece);
             if known.len() < before || piece.given_back() > 0 {
                 pauses = Pauses::new();
             }
@@ -225,12 +230,15 @@ impl Reaper {
         std::mem::forget(known);
     }
 
-    /// Releases what caches have kept for too long, and forgets those that nothing comes to any more.
-    fn see_to(&self, caches: Vec<Arc<Kept>>, piece: &mut Piece) {
+    /// Releases what caches have kept for too long, and forgets those that nothing comes to any more. Whether there is more to
+    /// release.
+    fn see_to(&self, caches: Vec<Arc<Kept>>, piece: &mut Piece) -> bool {
+        let mut is_more = false;
         for kept in caches {
             let now = Instant::now();
             // What it was panicked over is gone by then, and not what is behind that.
             let due = self.attend(|| kept.release_due(now, piece)).unwrap_or(Due::At(now));
+            is_more |= due == Due::At(now);
             let mut queue = self.lock();
             match due {
                 Due::At(at) => queue.look_at_caches(at),
@@ -241,6 +249,7 @@ impl Reaper {
             // With the last share may go the driver, whose end is somebody's code.
             self.attend(|| drop(kept));
         }
+        is_more
     }
 
     /// What was handed over since, waiting for something where there is nothing else to do. None where the process exits.

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use cuvmm_driver::{Call, Driver, Failure, Hook, Hooked, Invocation};
-use cuvmm_resource::{Options, Outcome, Recycling, Release, VirtualMemoryResource};
+use cuvmm_resource::{Options, Outcome, Recycling, Release, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_sim::{Machine, Simulator};
 use support::work::drain;
 use support::{Bench, R};
@@ -172,3 +172,38 @@ fn a_hook_that_panics_where_what_was_kept_was_the_last_of_its_driver_ends_no_thr
     drain(&resource);
 }
 
+/// Leaves them to the reaper one after the other, each when it lets go of the one before. Tells each time how many allocations
+/// there are beside theirs.
+fn in_a_row(bench: Arc<Bench>, mut buffers: Vec<VirtualMemoryBuffer>, others: Arc<Mutex<Vec<usize>>>) {
+    let Some(next) = buffers.pop() else { return };
+    others.lock().unwrap().push(bench.left()[2] - buffers.len() - 1);
+    let meanwhile = bench.meanwhile.clone();
+    meanwhile.before_next(Call::cuMemUnmap, move || in_a_row(bench, buffers, others));
+    next.close_deferred();
+}
+
+#[test]
+fn what_a_resource_kept_goes_also_where_each_round_has_enough_to_do_without() {
+    let _one = one_at_a_time();
+    let bench = Arc::new(Bench::new(Machine::h200()));
+    let keeping = bench.resource(recycling(GIB));
+    keeping.allocate(GIB).unwrap().close().unwrap();
+    let resource = bench.resource(Options::new().release(Release::Caller));
+    let mut buffers: Vec<_> = (0..20).map(|_| resource.allocate(GIB).unwrap()).collect();
+    let (inner, last) = (Arc::clone(&bench), buffers.pop().unwrap());
+    let others = Arc::<Mutex<Vec<usize>>>::default();
+    let told = Arc::clone(&others);
+    bench.meanwhile.before_next(Call::cuMemUnmap, move || {
+        drop(keeping);
+        in_a_row(inner, buffers, told);
+    });
+    last.close_deferred();
+    drain(&resource);
+    drop(resource);
+    bench.assert_clean_soon();
+    let others = others.lock().unwrap();
+    // What goes just then, and what was kept.
+    assert_eq!((others.len(), others.first()), (19, Some(&2)));
+    let rounds = others.iter().position(|others| *others == 1);
+    assert!(rounds.is_some_and(|rounds| rounds < 5), "{others:?}");
+}
