@@ -46,10 +46,11 @@ pub(crate) fn run(sh: &Shell, options: &flags::Bench, caller: &Path) -> Result<(
         }
     }
     rows::check(&rows)?;
+    let files = files(&rows)?;
     sh.write_file(JSON, rows::to_json(&rows)?)?;
     // Of rows that are gone there is no plot.
     sh.remove_path(PLOTS)?;
-    for (path, text) in files(&rows)? {
+    for (path, text) in files {
         sh.write_file(path, text)?;
     }
     println!("{JSON}, {PAGE} and the plots in {PLOTS} are written");

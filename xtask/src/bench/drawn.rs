@@ -8,7 +8,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::rows::{
-    BY_SIZE, CURVE, FOREIGN_CHURN, OWN, OWN_CHUNKS, OWN_CHURN, Row, SIZES, SUBJECTS, find, numbers_of_gpus,
+    BY_SIZE, CURVE, FOREIGN_CHURN, OWN, OWN_CHUNKS, OWN_CHURN, Row, SIZES, SUBJECTS, find_whole, numbers_of_gpus,
 };
 
 const SIZE: (u32, u32) = (880, 420);
@@ -51,7 +51,7 @@ pub(crate) fn all(rows: &[Row]) -> Result<Vec<(String, String)>> {
 
 fn operations(rows: &[Row], gpus: u32) -> Vec<Series> {
     let of = |name: &str, subject: &str| {
-        let point = |mib: u32| Some((f64::from(mib), find(rows, gpus, &format!("{name}/{mib}"), subject)?.p50));
+        let point = |mib: u32| Some((f64::from(mib), find_whole(rows, gpus, &format!("{name}/{mib}"), subject)?.p50));
         (format!("{name}, {subject}"), SIZES.into_iter().filter_map(point).collect::<Vec<_>>())
     };
     let subjects = ["cuvmm", "cuvmm-recycling", "raw"];
@@ -61,19 +61,20 @@ fn operations(rows: &[Row], gpus: u32) -> Vec<Series> {
 
 fn own(rows: &[Row]) -> Vec<Series> {
     let of = |(name, _): &(&str, _)| {
-        let point = |chunks: u32| Some((f64::from(chunks), find(rows, 0, &format!("{name}/{chunks}"), "cuvmm")?.p50));
+        let point =
+            |chunks: u32| Some((f64::from(chunks), find_whole(rows, 0, &format!("{name}/{chunks}"), "cuvmm")?.p50));
         ((*name).to_owned(), OWN_CHUNKS.into_iter().filter_map(point).collect())
     };
     OWN.iter().map(of).collect()
 }
 
 fn totals(rows: &[Row], gpus: u32) -> Vec<(String, f64)> {
-    let of = |subject: &&str| find(rows, gpus, CURVE, subject).filter(|row| row.error.is_none());
+    let of = |subject: &&str| find_whole(rows, gpus, CURVE, subject);
     SUBJECTS.iter().filter_map(|subject| Some(((*subject).to_owned(), of(subject)?.total / 1e3))).collect()
 }
 
 fn halves(rows: &[Row], gpus: u32, case: &str) -> Vec<(String, f64)> {
-    let of = |subject: &&str| find(rows, gpus, case, subject);
+    let of = |subject: &&str| find_whole(rows, gpus, case, subject);
     let both = |row: &Row| [(format!("{} p50", row.subject), row.p50), (format!("{} p99", row.subject), row.p99)];
     SUBJECTS.iter().filter_map(of).flat_map(both).collect()
 }
@@ -187,6 +188,8 @@ mod tests {
         let names = |rows: &[Row]| all(rows).unwrap().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         assert_eq!(names(&[]), [""; 0]);
         assert_eq!(names(&[row("own/close/10", "cuvmm", 1.0)]), ["own"]);
+        let failed = Row { p50: 0.0, p99: 0.0, n: 0, error: Some("refused".into()), ..row(OWN_CHURN, "raw", 1.0) };
+        assert_eq!(names(&[failed, row(CURVE, "raw", 1.0)]), ["curve-1"]);
         assert_eq!(names(&[row(CURVE, "raw", 1.0), row("grow-move/2", "raw", 1.0)]), ["operations-1", "curve-1"]);
     }
 

@@ -1,7 +1,7 @@
 //! What must hold, and whether it does: decided of the rows alone.
 
 use super::rows::{
-    BY_CHUNKS, BY_SIZE, CHUNKS, CURVE, Growth, OWN, OWN_CHUNKS, OWN_CHURN, Row, SIZES, find, numbers_of_gpus,
+    BY_CHUNKS, BY_SIZE, CHUNKS, CURVE, Growth, OWN, OWN_CHUNKS, OWN_CHURN, Row, SIZES, find_whole, numbers_of_gpus,
 };
 
 /// An operation may take this many times as long as the driver's calls, or [`SPARE`] longer.
@@ -43,7 +43,7 @@ pub(crate) fn own(rows: &[Row]) -> Vec<Judged> {
     let judge = |(name, growth): (&str, Growth)| {
         let [first, last] = [OWN_CHUNKS[0], OWN_CHUNKS[OWN_CHUNKS.len() - 1]].map(|chunks| {
             let each = if growth == Growth::Flat { 1.0 } else { f64::from(chunks) };
-            find(rows, 0, &format!("{name}/{chunks}"), "cuvmm").map(|row| row.p50 / each)
+            find_whole(rows, 0, &format!("{name}/{chunks}"), "cuvmm").map(|row| row.p50 / each)
         });
         let what = match growth {
             Growth::Flat => "10,000 chunks against 1",
@@ -65,8 +65,8 @@ pub(crate) fn on_gpus(rows: &[Row], gpus: u32) -> Vec<Judged> {
     }
     judged.extend(curve(rows, gpus));
     if gpus > 1 {
-        let churned = find(rows, gpus, OWN_CHURN, "cuvmm-recycling");
-        let quiet = find(rows, gpus, OWN_CHURN, "quiet").map(|row| row.p50);
+        let churned = find_whole(rows, gpus, OWN_CHURN, "cuvmm-recycling");
+        let quiet = find_whole(rows, gpus, OWN_CHURN, "quiet").map(|row| row.p50);
         let [p50, p99] = [churned.map(|row| row.p50), churned.map(|row| row.p99)];
         judged.push(ratio(OWN_CHURN, "p50 with recycling against the quiet p50", p50, quiet, CHURNED[0], 0.0));
         judged.push(ratio(OWN_CHURN, "p99 with recycling against the quiet p50", p99, quiet, CHURNED[1], 0.0));
@@ -83,12 +83,12 @@ pub(crate) fn all(rows: &[Row]) -> Vec<(u32, Judged)> {
 }
 
 fn operation(rows: &[Row], gpus: u32, case: String, bound: f64) -> Judged {
-    let [ours, raw] = ["cuvmm", "raw"].map(|subject| find(rows, gpus, &case, subject).map(|row| row.p50));
+    let [ours, raw] = ["cuvmm", "raw"].map(|subject| find_whole(rows, gpus, &case, subject).map(|row| row.p50));
     ratio(&case, "p50 against raw calls", ours, raw, bound, SPARE)
 }
 
 fn curve(rows: &[Row], gpus: u32) -> [Judged; 3] {
-    let [ours, raw, copy] = ["cuvmm", "raw", "copy"].map(|subject| find(rows, gpus, CURVE, subject));
+    let [ours, raw, copy] = ["cuvmm", "raw", "copy"].map(|subject| find_whole(rows, gpus, CURVE, subject));
     let total = |row: Option<&Row>| row.map(|row| row.total / row.n as f64);
     let times = total(copy).zip(total(ours)).map(|(copy, ours)| copy / ours);
     let peaks = ours.and_then(|row| row.peak_bytes).zip(raw.and_then(|row| row.peak_bytes));
@@ -146,6 +146,12 @@ mod tests {
         check("export/64", 105.0, 100.0, true);
         check("export/64", 105.1, 100.0, false);
         assert_eq!(verdicts(&[row("export/64", "cuvmm", 1.0)], 1, "export/64"), [None]);
+        // What failed took no time, and is not the faster for that.
+        let failed = |row: Row| Row { p50: 0.0, p99: 0.0, total: 0.0, n: 0, error: Some("refused".into()), ..row };
+        for case in ["export/64", CURVE] {
+            let rows = [failed(row(case, "cuvmm", 1.0)), row(case, "raw", 1.0), row(case, "copy", 1.0)];
+            assert!(verdicts(&rows, 1, case).iter().all(Option::is_none), "{case}");
+        }
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl Page<'_> {
         self.table(&["subject", "p50", "p99", "total", "steps", "peak MiB"], lines);
         for row in of_case {
             if let Some(error) = &row.error {
-                self.line(&format!("\n`{}` ended after {} steps: {error}", row.subject, row.n));
+                self.line(&format!("\n`{}` ended after {} steps: {}", row.subject, row.n, error.replace('<', "&lt;")));
             }
         }
         for (index, judged) in judged.iter().filter(|judged| judged.case == case).enumerate() {

@@ -1,6 +1,7 @@
 //! [`Row`]: how long a subject took in a case, or how many instructions it has; what a list of them must be.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,8 @@ pub(crate) const OWN_CHUNKS: [u32; 5] = [1, 10, 100, 1000, 10_000];
 
 /// What the names of the simulator's devices begin with.
 const SIMULATED: &str = "Simulated";
+/// What can be measured, by far: a picosecond, and the instructions of some days.
+const POSSIBLE: RangeInclusive<f64> = 1e-6..=1e15;
 pub(crate) const US: &str = "us";
 pub(crate) const INSTRUCTIONS: &str = "instructions";
 
@@ -145,8 +148,11 @@ pub(crate) fn check(rows: &[Row]) -> Result<()> {
 }
 
 fn check_one(row: &Row) -> Result<()> {
-    let (name, _) = row.name_and_number();
+    let (name, number) = row.name_and_number();
     ensure!(names().contains(&name), "there is no such case");
+    let is_numbered = ![CURVE, OWN_CHURN, FOREIGN_CHURN].contains(&name);
+    let written = if is_numbered && number > 0 { format!("{name}/{number}") } else { name.to_owned() };
+    ensure!(written == row.case && (number > 0) == is_numbered, "there is no such case");
     ensure!(SUBJECTS.contains(&row.subject.as_str()), "there is no such subject");
     ensure!([US, INSTRUCTIONS].contains(&row.unit.as_str()), "there is no unit {:?}", row.unit);
     let is_own = name.starts_with("own/");
@@ -157,9 +163,11 @@ fn check_one(row: &Row) -> Result<()> {
     ensure!(is_own || row.unit == US, "only our own cost is counted in instructions");
     ensure!(row.n > 0 || row.error.is_some(), "nothing was measured, and no error says why");
     let numbers = [row.p50, row.p99, row.total];
-    ensure!(numbers.iter().all(|number| number.is_finite() && *number >= 0.0), "{numbers:?}");
+    ensure!(numbers.iter().all(|number| *number == 0.0 || POSSIBLE.contains(number)), "{numbers:?}");
     ensure!(row.p50 <= row.p99, "more than half took longer than the 99th percentile");
-    ensure!(row.n == 0 || row.p50 > 0.0, "it took no time");
+    ensure!(row.n == 0 || (row.p50 > 0.0 && row.total > 0.0), "it took no time");
+    let said = [Some(&row.gpu), Some(&row.driver), row.machine.as_ref(), row.error.as_ref()];
+    ensure!(!said.into_iter().flatten().any(|text| text.contains(char::is_control)), "what it says is not one line");
     Ok(())
 }
 
@@ -211,6 +219,11 @@ pub(crate) fn numbers_of_gpus(rows: &[Row]) -> BTreeSet<u32> {
 /// The row of a subject in a case.
 pub(crate) fn find<'r>(rows: &'r [Row], gpus: u32, case: &str, subject: &str) -> Option<&'r Row> {
     rows.iter().find(|row| row.key() == (gpus, US, case, subject))
+}
+
+/// As [`find`], where it did not end in an error: what a part of it took compares with nothing.
+pub(crate) fn find_whole<'r>(rows: &'r [Row], gpus: u32, case: &str, subject: &str) -> Option<&'r Row> {
+    find(rows, gpus, case, subject).filter(|row| row.error.is_none())
 }
 
 #[cfg(test)]
@@ -275,6 +288,15 @@ pub(crate) mod tests {
         assert!(refused(Row { p99: 0.5, ..sound.clone() }));
         assert!(refused(Row { p50: 0.0, ..sound.clone() }));
         assert!(refused(Row { n: 0, ..sound.clone() }));
+        assert!(refused(Row { total: 0.0, ..sound.clone() }));
+        // What no plot has room for.
+        for impossible in [5e-324, 1e-7, 1e16, 1e308, f64::INFINITY, f64::NAN] {
+            assert!(refused(Row { p50: impossible, p99: impossible, ..sound.clone() }), "{impossible}");
+        }
+        for case in ["export", "export/0", "export/08", "export/+8", "grow-curve-63gib/4", "own/close"] {
+            assert!(refused(row(case, "cuvmm", 1.0)), "{case}");
+        }
+        assert!(refused(Row { gpu: "H200\n# Benchmarks".into(), ..sound.clone() }));
         assert!(refused(Row { gpus: 0, ..sound.clone() }));
         assert!(refused(Row { gpu: String::new(), ..sound.clone() }));
         assert!(refused(Row { gpu: "Simulated H200".into(), ..sound.clone() }));
