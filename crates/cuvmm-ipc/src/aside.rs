@@ -5,6 +5,7 @@
 //! nothing is left.
 
 use std::collections::VecDeque;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -27,7 +28,7 @@ struct Queue {
 }
 
 impl Threads {
-    /// Leaves `work` to the threads of this process. Where none can be had it is done here.
+    /// Leaves `work` to the threads of this process. Where there are none, and none can be had, it is done here.
     pub(crate) fn leave(of: &OfProcess<Self>, work: impl FnOnce() + Send + 'static) {
         of.get_or_make(Self::default).push(Box::new(work));
     }
@@ -41,7 +42,20 @@ impl Threads {
         queue.threads += 1;
         drop(queue);
         if let Err(error) = thread::Builder::new().name("cuvmm-close".to_owned()).spawn(|| self.serve()) {
-            tracing::warn!(%error, "no thread to close a peer's files, or to release memory outside of a host function");
+            self.do_without(&error);
+        }
+    }
+
+    /// Leaves it to the threads that there are, of which none ends while anything waits; else does it here.
+    fn do_without(&self, error: &io::Error) {
+        let mut queue = self.lock();
+        let has_others = queue.threads > 1;
+        queue.threads -= usize::from(has_others);
+        drop(queue);
+        // A subscriber that panics leaves the work undone, and nobody else to do it.
+        let warn = || tracing::warn!(%error, "no thread to close a peer's files, or to release memory outside of a host function");
+        catch_unwind(AssertUnwindSafe(warn)).unwrap_or_else(std::mem::forget);
+        if !has_others {
             self.serve();
         }
     }
@@ -106,6 +120,29 @@ mod tests {
         while threads.lock().threads > 0 {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn where_no_thread_can_be_had_those_that_there_are_do_it_and_else_who_leaves_it() {
+        static THREADS: OfProcess<Threads> = OfProcess::new();
+        let threads = THREADS.get_or_make(Threads::default);
+        let error = io::Error::from(io::ErrorKind::WouldBlock);
+        let leave = |done: mpsc::Sender<thread::ThreadId>| {
+            let mut queue = threads.lock();
+            queue.waiting.push_back(Box::new(move || done.send(thread::current().id()).unwrap()));
+            queue.threads += 1;
+            drop(queue);
+            threads.do_without(&error);
+        };
+        let (ends, ended) = mpsc::channel();
+        leave(ends.clone());
+        assert_eq!((ended.try_recv(), threads.lock().threads), (Ok(thread::current().id()), 0));
+        let (opens, opened) = mpsc::channel::<()>();
+        Threads::leave(&THREADS, move || opened.recv().unwrap());
+        leave(ends);
+        assert_eq!((ended.try_recv(), threads.lock().threads), (Err(mpsc::TryRecvError::Empty), 1));
+        opens.send(()).unwrap();
+        assert_ne!(ended.recv().unwrap(), thread::current().id());
     }
 
     #[test]
