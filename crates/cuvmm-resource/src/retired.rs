@@ -205,9 +205,10 @@ impl Drop for Retired {
             self.driver.stranded().add(StrandedKind::Buffer);
             self.counts.add_stranded();
         }
-        self.counts.remove_pending(self.buffers);
         drop_alone(std::mem::take(&mut self.release));
         std::mem::take(&mut self.fences).into_iter().for_each(drop_alone);
+        // Last: streams, and with them the contexts of events, need only be there as long as it is pending.
+        self.counts.remove_pending(self.buffers);
         // A subscriber may be what panicked, and may panic now.
         if is_stranded && !std::thread::panicking() {
             let error = self.refused.as_ref().map(tracing::field::display);

@@ -8,6 +8,7 @@
 mod support;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::{CUcontext, CUdevice, CUstream, CUstreamCaptureMode};
@@ -200,6 +201,25 @@ fn questions_that_fail_now_and_then_delay_nothing_and_strand_nothing() {
     bench.faults.clear();
     drop((stream, resource));
     bench.assert_clean_soon();
+}
+
+/// So long whoever gave the stream has to keep it, and its context.
+#[test]
+fn what_is_given_up_is_pending_until_its_events_are_gone() {
+    let bench = Bench::small();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    let buffer = unattended(&bench);
+    buffer.fence(&stream).unwrap();
+    let resource = buffer.resource().clone();
+    let (tell, told) = channel();
+    let asked = resource.clone();
+    bench.meanwhile.before_next(Call::cuEventDestroy, move || tell.send(asked.pending()).unwrap());
+    bench.faults.fail_when(Call::cuCtxPushCurrent, |_| true, CUresult::UNKNOWN, When::Before);
+    buffer.close_deferred();
+    resource.drain(Instant::now() + Duration::from_secs(20)).unwrap();
+    bench.faults.clear();
+    assert_eq!(told.try_recv(), Ok(1));
+    assert_eq!((resource.statistics().stranded, bench.simulator.live().events), (1, 0));
 }
 
 /// The event went with the context, and the work too.
