@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cuvmm::{Options, Recycling, VirtualMemoryResource};
+use cuvmm::{OnDrop, Options, Recycling, VirtualMemoryResource};
 use cuvmm_tests::{RawBuffer, Times, in_context_of};
 
 use crate::curve::{STEP, STEPS};
@@ -35,6 +35,7 @@ pub(crate) fn run(bench: &mut Bench) {
         subjects.push(("quiet", rounds(&ours)));
         if case == OWN {
             subjects.push(("cuvmm", beside(|| own(&resource), || rounds(&ours))));
+            subjects.push(("cuvmm-deferred", deferred(bench)));
             subjects.push(("cuvmm-recycling", recycled(bench)));
             subjects.push(("raw", beside(|| raw_chunks(bench), || rounds(&raw))));
         } else {
@@ -45,6 +46,15 @@ pub(crate) fn run(bench: &mut Bench) {
             bench.rows.add(case, subject, &times);
         }
     }
+}
+
+/// The resource leaves what is dropped to the reaper, which gives it back a piece at a time.
+fn deferred(bench: &Bench) -> Times {
+    let resource = bench.resource(Options::new().max_chunk(CHUNK).on_drop(OnDrop::Defer));
+    let times = beside(|| drop(resource.allocate(CHURNED).unwrap()), || rounds(&|| grow(&resource)));
+    resource.drain(Instant::now() + Duration::from_secs(60)).unwrap();
+    settle(CHURNED);
+    times
 }
 
 /// The resource keeps all that either of its buffers closes.

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 /// In the order in which they are shown.
-pub(crate) const SUBJECTS: [&str; 9] =
-    ["cuvmm", "cuvmm-recycling", "raw", "copy", "pool", "torch", "torch-copy", "cuda.core", "quiet"];
+pub(crate) const SUBJECTS: [&str; 10] =
+    ["cuvmm", "cuvmm-deferred", "cuvmm-recycling", "raw", "copy", "pool", "torch", "torch-copy", "cuda.core", "quiet"];
 /// What is done at each of these sizes, in MiB.
 pub(crate) const BY_SIZE: [&str; 3] = ["allocate-close", "grow-in-place", "grow-move"];
 pub(crate) const SIZES: [u32; 6] = [2, 64, 256, 1024, 4096, 16384];
@@ -206,7 +206,7 @@ fn on_gpu() -> Vec<(String, &'static [&'static str])> {
     }
     cases.push((MOVE.into(), &["cuvmm"]));
     cases.push((CURVE.into(), &["cuvmm", "raw", "copy", "pool"]));
-    cases.push((OWN_CHURN.into(), &["quiet", "cuvmm", "cuvmm-recycling", "raw"]));
+    cases.push((OWN_CHURN.into(), &["quiet", "cuvmm", "cuvmm-deferred", "cuvmm-recycling", "raw"]));
     cases.push((FOREIGN_CHURN.into(), &["quiet", "cuvmm", "raw"]));
     cases
 }
