@@ -69,8 +69,8 @@ impl Page<'_> {
         self.line(&format!(
             "Of {judged} bounds that were measured, {held} are held. Each stands with its figures below.\n"
         ));
-        let others = all.iter().filter(|(_, judged)| judged.is_held != Some(true));
-        let others: Vec<Vec<String>> = others
+        let missed = all.iter().filter(|(_, judged)| judged.is_held == Some(false));
+        let missed: Vec<Vec<String>> = missed
             .map(|(gpus, judged)| {
                 let host = if *gpus == 0 { "any".to_owned() } else { with_gpus(*gpus) };
                 vec![
@@ -83,9 +83,17 @@ impl Page<'_> {
                 ]
             })
             .collect();
-        if !others.is_empty() {
-            self.table(&["host", "case", "what", "measured", "bound", ""], others);
+        if !missed.is_empty() {
+            self.table(&["host", "case", "what", "measured", "bound", ""], missed);
             self.line("");
+        }
+        for gpus in numbers_of_gpus(rows) {
+            let unmeasured = all.iter().filter(|(of, judged)| *of == gpus && judged.is_held.is_none());
+            let mut names: Vec<&str> = unmeasured.filter_map(|(_, judged)| judged.case.split('/').next()).collect();
+            names.dedup();
+            if !names.is_empty() {
+                self.line(&format!("Not measured on a host with {}: {}.\n", with_gpus(gpus), names.join(", ")));
+            }
         }
         if numbers_of_gpus(rows).is_empty() {
             self.line("Nothing was measured on a GPU yet.");
@@ -99,13 +107,39 @@ impl Page<'_> {
             self.line(&format!("{}, driver {}; {}.", row.gpu, row.driver, machines(&of_host)));
         }
         let judged = judged::on_gpus(rows, gpus);
-        self.heading(3, "Operations");
         let names = BY_SIZE.map(|name| (name, SIZES.as_slice())).into_iter();
         let names = names.chain(BY_CHUNKS.map(|name| (name, CHUNKS.as_slice())));
         let cases = names.flat_map(|(name, numbers)| numbers.iter().map(move |number| format!("{name}/{number}")));
         let operations: Vec<Vec<String>> = cases
             .filter_map(|case| operation(rows, gpus, &case, judged.iter().find(|judged| judged.case == case)))
             .collect();
+        if !operations.is_empty() {
+            self.operations(rows, gpus, operations);
+        }
+        for (case, title, says) in [
+            (CURVE, "The curve: 252 steps of 256 MiB to 63 GiB", "what all steps took, by subject"),
+            (
+                OWN_CHURN,
+                "The steps beside 32 GiB of the same resource that are closed and allocated every 100 ms",
+                "p50 and p99 of a step, by subject",
+            ),
+            (
+                FOREIGN_CHURN,
+                "The steps beside 32 GiB of somebody else's, freed and allocated every 100 ms",
+                "p50 and p99 of a step, by subject",
+            ),
+        ] {
+            if of_host.iter().any(|row| row.case == case) {
+                let plot = if case == CURVE { "curve" } else { case };
+                self.heading(3, title);
+                self.subjects(rows, gpus, case, &judged);
+                self.plot(&format!("{plot}-{gpus}"), says);
+            }
+        }
+    }
+
+    fn operations(&mut self, rows: &[Row], gpus: u32, operations: Vec<Vec<String>>) {
+        self.heading(3, "Operations");
         let head = [
             "case",
             "cuvmm p50",
@@ -125,17 +159,6 @@ impl Page<'_> {
             self.line(&format!("A descriptor of one chunk is in another process after p50 {p50}, p99 {p99}."));
         }
         self.plot(&format!("operations-{gpus}"), "the medians of the operations by size");
-        self.heading(3, "The curve: 252 steps of 256 MiB to 63 GiB");
-        self.subjects(rows, gpus, CURVE, &judged);
-        self.plot(&format!("curve-{gpus}"), "what all steps took, by subject");
-        for (case, title) in [
-            (OWN_CHURN, "The steps beside 32 GiB of the same resource that are closed and allocated every 100 ms"),
-            (FOREIGN_CHURN, "The steps beside 32 GiB of somebody else's, freed and allocated every 100 ms"),
-        ] {
-            self.heading(3, title);
-            self.subjects(rows, gpus, case, &judged);
-            self.plot(&format!("{case}-{gpus}"), "p50 and p99 of a step, by subject");
-        }
     }
 
     /// All who were measured in a case, and what must hold of it.

@@ -171,8 +171,8 @@ fn check_one(row: &Row) -> Result<()> {
     Ok(())
 }
 
-/// What should be there and isn't: of our own cost everything, and of each number of GPUs that has rows.
-pub(crate) fn missing(rows: &[Row]) -> Vec<String> {
+/// What should be there and isn't: of our own cost everything, and of hosts with these numbers of GPUs.
+pub(crate) fn missing(rows: &[Row], numbers_of_gpus: impl IntoIterator<Item = u32>) -> Vec<String> {
     let has =
         |gpus, unit: &str, case: &str, subject: &str| rows.iter().any(|row| row.key() == (gpus, unit, case, subject));
     let mut missing = Vec::new();
@@ -180,7 +180,7 @@ pub(crate) fn missing(rows: &[Row]) -> Vec<String> {
         let cases = OWN_CHUNKS.map(|chunks| format!("{name}/{chunks}"));
         missing.extend(cases.into_iter().filter(|case| !has(0, US, case, "cuvmm")));
     }
-    for gpus in numbers_of_gpus(rows) {
+    for gpus in numbers_of_gpus {
         for (case, subjects) in on_gpu() {
             for subject in subjects {
                 if !has(gpus, US, &case, subject) {
@@ -309,7 +309,7 @@ pub(crate) mod tests {
     #[test]
     fn what_is_missing_is_told() {
         let rows = [row("export/8", "cuvmm", 1.0)];
-        let missing = missing(&rows);
+        let missing = missing(&rows, [1]);
         assert!(missing.contains(&"export/8 by raw with 1 GPUs".to_owned()));
         assert!(missing.contains(&"own/close/10000".to_owned()));
         assert!(!missing.contains(&"export/8 by cuvmm with 1 GPUs".to_owned()));
