@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cuvmm::driver::sys::CUmemAllocationHandleType;
 use cuvmm::ipc::{self, Error, export, import, import_from};
 use cuvmm::{Call, Limits, VirtualMemoryBuffer, VirtualMemoryResource};
-use cuvmm_tests::{Backend, G, Peer, ROOM, occupy_behind, open_files, pattern, require_marks, write_marks};
+use cuvmm_tests::{Backend, G, Peer, ROOM, after, occupy_behind, open_files, pattern, require_marks, write_marks};
 
 cuvmm_tests::suite!(
     an_importer_that_is_killed_holds_nothing_up,
@@ -157,6 +157,8 @@ fn a_descriptor_keeps_the_memory_of_a_buffer_that_is_closed(backend: &Backend) {
     backend.require_unchanged(&mark);
     drop(descriptor);
     if let Some(simulator) = &backend.simulator {
+        // Another test may begin a process meanwhile, which has the handles until it executes its program.
+        assert!(simulator.wait_released(after(Duration::from_secs(30))));
         assert_eq!(simulator.physical_bytes(0), 0);
     }
 }
