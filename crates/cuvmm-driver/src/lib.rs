@@ -27,7 +27,7 @@ pub use error::Error;
 pub use hook::{Failure, Hook, Hooked, Invocation};
 pub use process::{OfProcess, process_id};
 pub use raw::{Call, Parameter, RawDriver, Symbol};
-pub use retained::Retained;
+pub use retained::{Retained, RetainedReference};
 pub use stranded::{Stranded, StrandedKind};
 pub use sys::{CUresult, CudaVersion};
 pub use table::{LoadError, MissingSymbol, Served, Table, entry_point};

@@ -4,6 +4,7 @@
 //! The handle field is a live reference of the driver field until the one release, which takes the value apart.
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +12,7 @@ use cuvmm_driver::sys::{
     CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationPropFlags, CUmemFabricHandle,
     CUmemGenericAllocationHandle,
 };
-use cuvmm_driver::{CUresult, Driver, StrandedKind};
+use cuvmm_driver::{CUresult, Driver, RetainedReference, StrandedKind};
 
 use crate::error::Error;
 use crate::size::{GranularSize, Granularity};
@@ -51,6 +52,8 @@ pub struct Allocation {
     usage: Option<Arc<Usage>>,
     /// Whether somebody may have it, or reach it, whom nobody here can tell of.
     exposed: AtomicBool,
+    /// The account of one that was retained. It ends where the driver took the reference back, and nowhere else.
+    retained: Option<ManuallyDrop<RetainedReference>>,
     released: bool,
 }
 
@@ -236,13 +239,15 @@ impl Allocation {
         // SAFETY: the caller may share the mapping there.
         let handle = unsafe { driver.mem_retain_allocation_handle(address) }?;
         // The mapping is there until this returns: so whoever unmaps it knows of the reference.
-        driver.retained().add(handle);
-        Ok(Self::own(driver, handle, size, Origin::Retained))
+        let retained = driver.retained().add(handle);
+        let mut memory = Self::own(driver, handle, size, Origin::Retained);
+        memory.retained = Some(ManuallyDrop::new(retained));
+        Ok(memory)
     }
 
     fn own(driver: &Driver, handle: CUmemGenericAllocationHandle, size: GranularSize, origin: Origin) -> Self {
         let (driver, exposed) = (driver.clone(), AtomicBool::new(false));
-        Self { driver, handle, size, origin, flags: None, usage: None, exposed, released: false }
+        Self { driver, handle, size, origin, flags: None, usage: None, exposed, retained: None, released: false }
     }
 
     /// Counts it in `usage` until it is released, and what is exported of it: no longer where it was counted before.
@@ -421,8 +426,10 @@ impl Allocation {
             strand(&self.driver, self.usage.as_deref(), StrandedKind::Allocation, &error, "memory was not released");
             return Err(error.into());
         }
-        if self.origin == Origin::Retained && !*self.exposed.get_mut() {
-            self.driver.retained().remove(self.handle);
+        if !*self.exposed.get_mut()
+            && let Some(retained) = self.retained.take()
+        {
+            drop(ManuallyDrop::into_inner(retained));
         }
         if let Some(usage) = &self.usage {
             usage.held(self.origin).subtract(self.size());

@@ -114,6 +114,29 @@ fn a_failed_release_is_told_once_counted_once_and_not_tried_again() {
 }
 
 #[test]
+fn memory_is_private_again_once_a_reference_to_it_was_given_back_and_not_where_that_failed() {
+    let bench = Bench::small();
+    let size = Granularity::new(G).unwrap().exact(G).unwrap();
+    let memory = bench.memory(1);
+    let mapping = Mapping::map(&bench.addresses(1), 0, memory.clone(), bench.access()).unwrap();
+    // SAFETY: the mapping is this test's, and as long as its allocation.
+    let retain = || unsafe { Allocation::retain(&bench.driver, mapping.address(), size) }.unwrap();
+    assert!(memory.is_private());
+    let [first, second] = [(); 2].map(|()| retain());
+    assert!(!memory.is_private());
+    first.close().unwrap();
+    assert!(!memory.is_private(), "there is another");
+    drop(second);
+    assert!(memory.is_private());
+    let [first, second] = [(); 2].map(|()| retain());
+    bench.faults.fail(Call::cuMemRelease, 1, CUresult::UNKNOWN, When::Before);
+    drop(first);
+    second.close().unwrap();
+    assert!(!memory.is_private(), "one reference is there still");
+    assert_eq!(bench.stranded(), [0, 1, 0, 0]);
+}
+
+#[test]
 fn after_the_driver_has_shut_down_letting_go_is_quiet() {
     let bench = Bench::small();
     let [closed, dropped] = [(); 2].map(|()| Arc::into_inner(bench.memory(1)).unwrap());

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
+use cuvmm_driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle};
 use cuvmm_driver::{Driver, Failure, Hook, Hooked, Invocation};
 use cuvmm_handles::{Allocation, Error, Granularity, Mapping, PrimaryContext, Reservation, Usage, is_vmm};
 use cuvmm_sim::{Faults, Machine, Simulator};
@@ -59,21 +59,22 @@ impl Hook for Count {
     }
 }
 
-/// In a forked child, dropping and closing make no call and touch no lock: here, while other threads hold the lock
-/// of the same reservation as often as not.
+/// In a forked child, dropping and closing make no call and touch no lock: here, while other threads hold the locks
+/// of the same reservation and of the account of references as often as not.
 #[test]
 fn a_forked_child_lets_go_without_a_call_or_a_lock() {
     let (simulator, count) = (Simulator::new(Machine::small()), Count::default());
     let driver = Driver::new(Hooked::new(simulator.clone(), count.clone())).unwrap();
     let bench = Bench { simulator, driver, faults: Faults::new() };
-    let range = bench.addresses(1);
+    let (range, one) = (bench.addresses(1), Granularity::new(G).unwrap().exact(G).unwrap());
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 1..=3 {
-            let (range, is_over) = (&range, &is_over);
+            let (range, retained, is_over) = (&range, bench.driver.retained(), &is_over);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
                     drop(range.take(thread * G, G));
+                    drop(retained.add(CUmemGenericAllocationHandle(thread as u64)));
                 }
             });
         }
@@ -84,18 +85,24 @@ fn a_forked_child_lets_go_without_a_call_or_a_lock() {
             let room = range.take(0, G).unwrap();
             let [own, other] = [(); 2].map(|()| Arc::into_inner(bench.addresses(1)).unwrap());
             let memory = Arc::into_inner(bench.memory(1)).unwrap();
+            // SAFETY: the mapping is this test's, and as long as its allocation.
+            let retain = || unsafe { Allocation::retain(&bench.driver, shared.address(), one) }.unwrap();
+            let (retained, account) = ([(); 2].map(|()| retain()), bench.driver.retained().add(memory.handle()));
             let [released, primary] =
                 [(); 2].map(|()| PrimaryContext::retain(&bench.driver.device(0).unwrap()).unwrap());
             let before = count.0.load(Ordering::Relaxed);
             // The child's copies are its own: here everything stays as it is.
-            let mut all = Some((mappings, shared, room, own, other, memory, released, primary));
+            let mut all = Some((mappings, shared, room, own, other, memory, released, primary, retained, account));
             let code = in_child(|| {
-                let Some(([closed, dropped], shared, room, own, other, memory, released, primary)) = all.take() else {
+                let Some((mappings, shared, room, own, other, memory, released, primary, retained, account)) =
+                    all.take()
+                else {
                     return 101;
                 };
-                let released = released.release().is_ok();
+                let ([closed, dropped], [given_back, left]) = (mappings, retained);
+                let released = released.release().is_ok() && given_back.close().is_ok();
                 let closed = released && closed.close().is_ok() && own.close().is_ok() && memory.close().is_ok();
-                drop((dropped, shared, room, other, primary));
+                drop((dropped, shared, room, other, primary, left, account));
                 let calls = count.0.load(Ordering::Relaxed) - before;
                 let stranded = bench.driver.stranded().total();
                 if closed && calls == 0 && stranded == 0 { 42 } else { 1 }
