@@ -2,23 +2,33 @@
 
 use std::collections::BTreeMap;
 
-/// Parts of a range that are taken. One that is taken right behind another becomes one with it: a range that is filled from
-/// its front has one part, however many rooms there are, and what a room costs does not depend on their number.
+/// Parts of a range that are taken. Those that touch are one: a range that is filled has one part, however many rooms there
+/// are, and what a room costs does not depend on their number.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
-    /// Where each part begins, and where it ends. None is empty, and no two overlap.
+    /// Where each part begins, and where it ends. None is empty, and no two overlap or touch.
     parts: BTreeMap<usize, usize>,
 }
 
 impl Taken {
     /// Takes from `start` to `end`, which is behind it; nothing, where any of that is taken.
     pub(crate) fn take(&mut self, start: usize, end: usize) -> bool {
-        match self.parts.range_mut(..end).next_back() {
+        let first = match self.parts.range_mut(..end).next_back() {
             Some((_, last)) if *last > start => return false,
-            Some((_, last)) if *last == start => *last = end,
+            Some((&first, last)) if *last == start => {
+                *last = end;
+                first
+            }
             _ => {
                 self.parts.insert(start, end);
+                start
             }
+        };
+        // Where there is one part, as there is as a rule, none is behind it.
+        if self.parts.len() > 1
+            && let Some(last) = self.parts.remove(&end)
+        {
+            self.parts.insert(first, last);
         }
         true
     }
@@ -53,6 +63,15 @@ mod tests {
             taken.give_back(room, room + 1);
         }
         assert_eq!(Vec::from_iter(&taken.parts), [(&0, &1)]);
+    }
+
+    #[test]
+    fn what_fills_a_hole_is_one_part_with_what_is_before_and_behind() {
+        for order in [[0, 2, 1], [2, 0, 1], [2, 1, 0], [1, 2, 0]] {
+            let mut taken = Taken::default();
+            assert!(order.into_iter().all(|room| taken.take(room, room + 1)), "{order:?}");
+            assert_eq!(Vec::from_iter(&taken.parts), [(&0, &3)], "{order:?}");
+        }
     }
 
     #[test]
@@ -93,10 +112,9 @@ mod tests {
                 }
                 owners[start..end].fill(false);
             }
-            for (place, &is_owned) in owners.iter().enumerate() {
-                let is_taken = taken.parts.range(..=place).next_back().is_some_and(|(_, end)| *end > place);
-                assert_eq!(is_taken, is_owned, "{place} of {taken:?}");
-            }
+            let begins = (0..END).filter(|&place| owners[place] && (place == 0 || !owners[place - 1]));
+            let parts = begins.map(|start| (start, (start..END).find(|&place| !owners[place]).unwrap_or(END)));
+            assert_eq!(taken.parts, parts.collect());
         }
     }
 }
