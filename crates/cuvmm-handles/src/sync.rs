@@ -11,7 +11,7 @@
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(cuvmm_shuttle)]
-pub use modelled::{Arc, LOCKED, Mutex, TORN};
+pub use modelled::{Arc, LASTING, LOCKED, Mutex, TORN};
 #[cfg(cuvmm_shuttle)]
 pub use shuttle::sync::{Condvar, MutexGuard, PoisonError};
 #[cfg(cuvmm_shuttle)]
@@ -38,6 +38,8 @@ mod modelled {
     thread_local! {
         /// Whether [`Arc::into_inner`] is broken on purpose: in two steps, with those of other owners in between.
         pub static TORN: Cell<bool> = const { Cell::new(false) };
+        /// Whether pauses that somebody may end last until somebody does, as if each were for ever.
+        pub static LASTING: Cell<bool> = const { Cell::new(false) };
     }
 
     /// Shuttle's, which counts how often it is locked.

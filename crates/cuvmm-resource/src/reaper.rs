@@ -24,7 +24,7 @@ use crate::kept::{Due, Kept, Piece};
 use crate::retired::Retired;
 use crate::settle::Pauses;
 use crate::stream::StreamRef;
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, pause, spawn};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, pause, pause_unless, spawn};
 use crate::watch::TARGET;
 
 /// The longest pause, which is as long as a round of questions took.
@@ -88,6 +88,8 @@ struct Reaper {
     queue: Mutex<Queue>,
     /// Something was handed over.
     arrived: Condvar,
+    /// Somebody waits for something to be let go of.
+    awaited: Condvar,
     /// A call has ended.
     ended: Condvar,
 }
@@ -125,7 +127,7 @@ impl Queue {
 
 impl Reaper {
     fn new() -> Self {
-        Self { queue: Mutex::default(), arrived: Condvar::new(), ended: Condvar::new() }
+        Self { queue: Mutex::default(), arrived: Condvar::new(), awaited: Condvar::new(), ended: Condvar::new() }
     }
 
     /// Held for a moment each time.
@@ -159,9 +161,9 @@ impl Reaper {
             return holds();
         }
         // Where no thread could be had before, one may be now.
-        self.push(|_| ());
+        self.push(|queue| queue.waiting += 1);
+        self.awaited.notify_one();
         let mut queue = self.lock();
-        queue.waiting += 1;
         let held = loop {
             if holds() {
                 break true;
@@ -186,17 +188,13 @@ impl Reaper {
         let mut caches_first = false;
         loop {
             unpaid += piece.given_back();
-            let is_awaited = piece.given_back() > 0 && self.lock().waiting > 0;
-            if is_awaited {
-                unpaid = 0;
-            } else {
-                // No more than half of the time is spent on questions. What takes longer is somebody else's code, or a release.
-                let asked = if known.is_empty() { Duration::ZERO } else { pauses.next().max(took.min(LONG_ROUND)) };
-                let rest = if unpaid < UNNOTICED { Duration::ZERO } else { recovery(std::mem::take(&mut unpaid)) };
-                let rest = asked.max(rest);
-                if !rest.is_zero() {
-                    pause(rest);
-                }
+            // No more than half of the time is spent on questions. What takes longer is somebody else's code, or a release.
+            let asked = if known.is_empty() { Duration::ZERO } else { pauses.next().max(took.min(LONG_ROUND)) };
+            let rest = if unpaid < UNNOTICED { Duration::ZERO } else { recovery(std::mem::take(&mut unpaid)) };
+            if piece.given_back() > 0 {
+                self.rest(asked.max(rest));
+            } else if !asked.is_zero() {
+                pause(asked);
             }
             piece = Piece::of(ROUND);
             let Some(Arrived { retired, streams, caches }) = self.take(known.is_empty()) else { break };
@@ -228,6 +226,15 @@ impl Reaper {
             took = begin.elapsed();
         }
         std::mem::forget(known);
+    }
+
+    /// Leaves others alone for so long after something was given back, but for those who wait for more of it: for them there
+    /// is no pause, and where they come later no more of it.
+    fn rest(&self, time: Duration) {
+        let queue = self.lock();
+        if queue.waiting == 0 && !time.is_zero() {
+            pause_unless(&self.awaited, queue, time);
+        }
     }
 
     /// Releases what caches have kept for too long, and forgets those that nothing comes to any more. Whether there is more to

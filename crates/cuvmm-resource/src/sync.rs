@@ -30,3 +30,16 @@ pub(crate) fn pause(time: Duration) {
         cuvmm_handles::sync::thread::yield_now();
     }
 }
+
+/// As [`pause`], with the lock given back, and until somebody tells that it is over, if that is sooner.
+pub(crate) fn pause_unless<T>(over: &Condvar, guard: MutexGuard<'_, T>, time: Duration) {
+    #[cfg(not(cuvmm_shuttle))]
+    drop(over.wait_timeout(guard, time));
+    #[cfg(cuvmm_shuttle)]
+    if cuvmm_handles::sync::LASTING.get() {
+        drop(over.wait(guard));
+    } else {
+        drop(guard);
+        pause(time);
+    }
+}

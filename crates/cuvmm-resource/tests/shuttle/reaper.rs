@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuvmm_driver::sys::CUstream;
+use cuvmm_handles::sync::LASTING;
 use cuvmm_resource::{Error, OnDrop, Options, Release, StreamRef, VirtualMemoryBuffer};
 use shuttle::thread;
 
@@ -115,6 +116,20 @@ fn aliases_that_wait_and_aliases_that_do_not_go_after_the_work() {
         }
     };
     explore(move || while_work_ends(|_| (), |aliases| drop(on_threads(aliases.into_iter().enumerate(), end))));
+}
+
+/// Whoever waits for memory pays for no pause in which others get through: also where the pause began before, and would
+/// have been for ever.
+#[test]
+fn pauses_between_pieces_end_where_somebody_begins_to_wait() {
+    const PIECE: usize = 1 << 30;
+    explore(|| {
+        LASTING.set(true);
+        let world = World::with(Options::new().max_chunk(PIECE));
+        world.resource.allocate(3 * PIECE).unwrap().close_deferred();
+        on_threads([(); 2].map(|()| world.resource.clone()), |resource| resource.drain(in_an_hour()).unwrap());
+        assert_eq!(world.driver.left(), [0; 3]);
+    });
 }
 
 #[test]
