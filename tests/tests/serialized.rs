@@ -190,6 +190,7 @@ fn options_that_fit_no_device_are_not_read() {
     check(json!({ "address_hint": 4096 }), "0x1000");
     check(json!({ "growth": { "step": 0 } }), "a step of 0 bytes");
     check(json!({ "recycling": { "bytes": 0 } }), "a budget of 0 bytes");
+    check(json!({ "recycling": { "bytes": 1 << 30 }, "handle_kind": "posix_fd" }), "Recycling::shareable");
     check(json!({ "recycling": { "age": null } }), "missing field `bytes`");
     check(json!({ "location": "host", "handle_kind": "posix_fd" }), "host");
     check(json!({ "handle_kind": "win32" }), "unknown variant");

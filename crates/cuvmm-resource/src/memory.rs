@@ -84,9 +84,7 @@ impl Memory {
             recycling.require_room(granularity)?;
         }
         let counts = Arc::default();
-        let is_shareable = handle_kind != HandleKind::None || properties.alloc_flags.gpu_direct_rdma_capable != 0;
-        let recycling = options.recycling.filter(|recycling| recycling.shareable || !is_shareable);
-        let kept = recycling.map(|recycling| Kept::new(recycling, device, properties.location, &counts));
+        let kept = options.recycling.map(|recycling| Kept::new(recycling, device, properties.location, &counts));
         Ok(Self {
             device: device.clone(),
             location,

@@ -254,7 +254,13 @@ impl Options {
         {
             return Err(Error::HandleKindOfHost { kind });
         }
-        self.recycling.map_or(Ok(()), Recycling::check)?;
+        if let Some(recycling) = self.recycling {
+            recycling.check()?;
+            let is_kind = kinds.into_iter().flatten().any(|kind| kind != HandleKind::None);
+            if is_kind || self.rdma != Request::Off {
+                recycling.require_shareable()?;
+            }
+        }
         self.growth.check()
     }
 }

@@ -19,9 +19,10 @@ use crate::error::Error;
 /// others or taken over never is. Nor is
 /// * a chunk of which an export was attempted, dma-bufs included: whoever has that would see what its next owner writes;
 /// * a chunk that is [wrapped](crate::VirtualMemoryResource::wrap), for as long as that lasts;
-/// * one larger than the budget, and one whose unmap failed;
-/// * unless [`shareable`](Self::shareable), any of a resource that has a handle kind or RDMA: network cards and other libraries
-///   may have registered it. [`is_recycling`](crate::VirtualMemoryResource::is_recycling) tells.
+/// * one larger than the budget, and one whose unmap failed.
+///
+/// Options that ask for a handle kind or RDMA, whether or not it can be had, are refused beside recycling unless that is
+/// [`shareable`](Self::shareable): network cards and other libraries may have registered such memory.
 ///
 /// What raw calls do is not seen, nor what is done through another [`Driver`](cuvmm_driver::Driver) of the same library. Memory
 /// whose handle they export or retain ([`Mapping::allocation`](cuvmm_handles::Mapping::allocation) tells it), or which they
@@ -81,7 +82,7 @@ impl Recycling {
         Self { age: Some(age), ..self }
     }
 
-    /// Also memory that has a handle kind or RDMA. Those who registered it somewhere, network cards among them, are then told
+    /// Also memory that has a handle kind or RDMA, which is refused otherwise. Those who registered it somewhere, network cards among them, are then told
     /// by whoever registered it, before its buffer goes: else they see what the next owner writes, or write there.
     ///
     /// ```
@@ -91,7 +92,8 @@ impl Recycling {
     /// # let device = Simulator::new(Machine::h200()).driver()?.device(0)?;
     /// let options = Options::new().handle_kind(HandleKind::PosixFd);
     /// let recycling = Recycling::up_to(1 << 30);
-    /// assert!(!VirtualMemoryResource::new(&device, options.clone().recycling(recycling))?.is_recycling());
+    /// let refused = VirtualMemoryResource::new(&device, options.clone().recycling(recycling));
+    /// assert!(matches!(refused, Err(Error::Recycling { .. })));
     /// assert!(VirtualMemoryResource::new(&device, options.recycling(recycling.shareable()))?.is_recycling());
     /// # Ok(())
     /// # }
@@ -109,6 +111,14 @@ impl Recycling {
             _ => Ok(()),
         }
     }
+
+    /// Refuses memory that somebody may have registered, where nobody said that they are told.
+    pub(crate) fn require_shareable(self) -> Result<(), Error> {
+        if self.shareable { Ok(()) } else { Err(Error::Recycling { reason: Self::REGISTERED }) }
+    }
+
+    const REGISTERED: &str = "memory with a handle kind or RDMA, which others may have registered: Recycling::shareable \
+                              allows that";
 
     /// Refuses a budget that no chunk fits in.
     pub(crate) fn require_room(self, granularity: Granularity) -> Result<(), Error> {

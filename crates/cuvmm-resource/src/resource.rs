@@ -148,8 +148,7 @@ impl VirtualMemoryResource {
         self.memory().properties.alloc_flags.compression_type != 0
     }
 
-    /// Whether it keeps memory of its buffers for the next ones: where it was [asked to](Options::recycling), and such memory
-    /// may be kept.
+    /// Whether it keeps memory of its buffers for the next ones, as it was [asked to](Options::recycling).
     pub fn is_recycling(&self) -> bool {
         self.memory().kept.is_some()
     }

@@ -4,7 +4,11 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use cuvmm_driver::Call;
-use cuvmm_resource::{Error, GrowOptions, GrowthPolicy, OnDrop, Options, Recycling, Release, VirtualMemoryResource};
+use cuvmm_resource::{
+    Error, GrowOptions, GrowthPolicy, HandleKind, Location, OnDrop, Options, Recycling, Release, Request,
+    VirtualMemoryResource,
+};
+use cuvmm_sim::Machine;
 
 use crate::support::work::drain;
 use crate::support::{Bench, G, R};
@@ -50,6 +54,32 @@ fn what_can_not_keep_anything_is_refused_before_a_chunk_is_made() {
         assert_eq!(refused.err(), Some(Error::Recycling { reason }));
     }
     assert_eq!(bench.count(Call::cuMemCreate), 0);
+}
+
+#[test]
+fn what_others_may_have_registered_is_refused_unless_that_is_allowed_whatever_the_machine_has() {
+    // The one has no fabric handles.
+    for bench in [Machine::small(), Machine::small().with_imex()].map(Bench::new) {
+        for options in [
+            Options::new().handle_kind(HandleKind::PosixFd),
+            Options::new().handle_kind(HandleKind::PosixFd).location(Location::HostNuma(0)),
+            Options::new().handle_kind(HandleKind::Fabric),
+            Options::new().handle_kind_or(HandleKind::Fabric, HandleKind::None),
+            Options::new().rdma(Request::IfSupported),
+            Options::new().rdma(Request::Required),
+        ] {
+            bench.simulator.clear_calls();
+            let refused = VirtualMemoryResource::new(&bench.device(), options.clone().recycling(RECYCLING));
+            let told = refused.unwrap_err().to_string();
+            assert!(told.starts_with("recycling can't have memory with a handle kind or RDMA"), "{told}");
+            bench.assert_no_call();
+            // It is refused for what the machine lacks alone.
+            let allowed = VirtualMemoryResource::new(&bench.device(), options.clone().recycling(RECYCLING.shareable()));
+            let without = VirtualMemoryResource::new(&bench.device(), options);
+            assert_eq!(allowed.as_ref().err(), without.as_ref().err());
+            assert!(allowed.is_ok_and(|resource| resource.is_recycling()) == without.is_ok());
+        }
+    }
 }
 
 #[test]
