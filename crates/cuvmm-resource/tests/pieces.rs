@@ -16,23 +16,37 @@ fn in_gibs(bench: &Bench) -> VirtualMemoryResource {
     bench.resource(Options::new().release(Release::Caller).max_chunk(GIB))
 }
 
+/// Leaves something large to the reaper, and a small buffer once that has come to the first such call. How many of those were
+/// made until the small one was gone.
+fn made_until_a_small_one_is_gone(bench: &Bench, call: Call, leave_large: impl FnOnce()) -> usize {
+    let resource = in_gibs(bench);
+    let small = resource.allocate(2 << 20).unwrap();
+    bench.simulator.clear_calls();
+    bench.meanwhile.before_next(call, move || small.close_deferred());
+    leave_large();
+    drop(resource);
+    bench.assert_clean_soon();
+    let calls = bench.simulator.calls();
+    let freed = calls.iter().position(|made| *made == Call::cuMemAddressFree).unwrap();
+    calls[..freed].iter().filter(|made| **made == call).count()
+}
+
 #[test]
 fn what_is_small_goes_between_the_pieces_of_what_is_large() {
     let bench = Bench::new(Machine::h200());
-    let resource = in_gibs(&bench);
-    let small = resource.allocate(2 << 20).unwrap();
-    let large = resource.allocate(CHUNKS * GIB).unwrap();
-    bench.simulator.clear_calls();
-    // It is left behind only when the other one's end has begun.
-    bench.meanwhile.before_next(Call::cuMemUnmap, move || small.close_deferred());
-    large.close_deferred();
-    drain(&resource);
-    let calls = bench.simulator.calls();
-    let freed = calls.iter().position(|call| *call == Call::cuMemAddressFree).unwrap();
-    let unmapped = calls[..freed].iter().filter(|call| **call == Call::cuMemUnmap).count();
+    let large = in_gibs(&bench).allocate(CHUNKS * GIB).unwrap();
+    let unmapped = made_until_a_small_one_is_gone(&bench, Call::cuMemUnmap, || large.close_deferred());
     assert!(unmapped <= 3, "after {unmapped} of {CHUNKS}");
-    drop(resource);
-    bench.assert_clean();
+}
+
+#[test]
+fn what_is_small_goes_between_the_pieces_of_what_a_resource_kept() {
+    let bench = Bench::new(Machine::h200());
+    let recycling = Options::new().release(Release::Caller).max_chunk(GIB).recycling(Recycling::up_to(32 * GIB));
+    let keeping = bench.resource(recycling);
+    keeping.allocate(CHUNKS * GIB).unwrap().close().unwrap();
+    let released = made_until_a_small_one_is_gone(&bench, Call::cuMemRelease, || drop(keeping));
+    assert!(released <= 3, "after {released} of {CHUNKS}");
 }
 
 #[test]
@@ -92,27 +106,6 @@ fn what_others_share_is_theirs_when_the_rest_is_gone() {
     assert_eq!(&bytes, b"kept");
     first.close_deferred();
     drain(&resource);
-    drop(resource);
-    bench.assert_clean_soon();
-}
-
-#[test]
-fn what_a_resource_kept_goes_piece_by_piece_as_well() {
-    let bench = Bench::new(Machine::h200());
-    let recycling = Options::new().release(Release::Caller).max_chunk(GIB).recycling(Recycling::up_to(32 * GIB));
-    let keeping = bench.resource(recycling);
-    keeping.allocate(CHUNKS * GIB).unwrap().close().unwrap();
-    let resource = in_gibs(&bench);
-    let small = resource.allocate(2 << 20).unwrap();
-    bench.simulator.clear_calls();
-    bench.meanwhile.before_next(Call::cuMemRelease, move || small.close_deferred());
-    drop(keeping);
-    drain(&resource);
-    bench.wait_until(|bench| bench.left()[2] == 0);
-    let calls = bench.simulator.calls();
-    let unmapped = calls.iter().position(|call| *call == Call::cuMemUnmap).unwrap();
-    let released = calls[..unmapped].iter().filter(|call| **call == Call::cuMemRelease).count();
-    assert!(released <= 2, "after {released} of {CHUNKS}");
     drop(resource);
     bench.assert_clean_soon();
 }

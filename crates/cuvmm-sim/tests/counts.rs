@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, reason = "tests")]
 
+#[path = "support/threads.rs"]
+mod threads;
+
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,16 +12,10 @@ use std::time::{Duration, Instant};
 use cuvmm_driver::Driver;
 use cuvmm_driver::sys::*;
 use cuvmm_sim::{Machine, Simulator, kernels};
+use threads::threads;
 
 const CHUNK: usize = 64 << 10;
 const STREAMS: usize = 64;
-
-/// The kernel's own count. A list of the threads ends early where one of them ends meanwhile.
-fn threads() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let count = status.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap();
-    count.trim().parse().unwrap()
-}
 
 fn files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()

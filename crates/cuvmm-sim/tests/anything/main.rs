@@ -11,6 +11,8 @@
 mod any;
 #[path = "../support/every_call.rs"]
 mod support;
+#[path = "../support/threads.rs"]
+mod threads;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +26,7 @@ use cuvmm_driver::{Call, Driver, RawDriver, for_each_call};
 use cuvmm_sim::{Hints, Machine, NumaNode, Preset, Simulator};
 
 use crate::any::Any;
+use crate::threads::threads;
 use crate::world::{CHUNK, DRIVER, INSIDE, Seen, World};
 
 const CALLS: usize = 20_000;
@@ -154,13 +157,6 @@ fn left() -> Left {
         threads: threads(),
         addresses: starts.filter(|start| (0x0100_0000_0000..0x0800_0000_0000).contains(start)).count(),
     }
-}
-
-/// The kernel's own count. A list of the threads ends early where one of them ends meanwhile.
-fn threads() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let count = status.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap();
-    count.trim().parse().unwrap()
 }
 
 /// Makes the context of device 0 current on this thread, which is in no capture of its own making then.
