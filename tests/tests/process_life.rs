@@ -14,6 +14,7 @@ use cuvmm_tests::{Backend, Kind};
 cuvmm_tests::suite!(
     a_process_ends_quietly_with_entries_pending,
     a_process_ends_quietly_while_the_reaper_is_busy,
+    a_process_ends_quietly_with_a_buffer_half_gone,
     a_process_ends_quietly_with_buffers_in_thread_locals,
     a_process_ends_quietly_when_buffers_of_other_threads_went,
     a_process_ends_quietly_with_buffers_in_statics,
@@ -51,7 +52,7 @@ mod simulated {
 
 const ENDS: [&str; 3] = ["return", "exit", "exit-elsewhere"];
 
-/// How many processes end in each way with each load: 1,008 in all on the simulator, 63 on a GPU.
+/// How many processes end in each way with each load: 1,152 in all on the simulator, 72 on a GPU.
 fn rounds(backend: &Backend) -> usize {
     if backend.is_gpu() { 3 } else { 24 }
 }
@@ -113,6 +114,10 @@ fn a_process_ends_quietly_with_entries_pending(backend: &Backend) {
 
 fn a_process_ends_quietly_while_the_reaper_is_busy(backend: &Backend) {
     require_each_end(backend, "busy");
+}
+
+fn a_process_ends_quietly_with_a_buffer_half_gone(backend: &Backend) {
+    require_each_end(backend, "half");
 }
 
 fn a_process_ends_quietly_with_buffers_in_thread_locals(backend: &Backend) {

@@ -42,6 +42,9 @@ static LATE_CALLS: AtomicUsize = AtomicUsize::new(0);
 /// How many milliseconds each unmapping takes on the reaper's thread, and whether one has begun.
 static SLOWNESS: AtomicU64 = AtomicU64::new(0);
 static IS_SLOW: AtomicBool = AtomicBool::new(false);
+/// How many unmappings the reaper has begun, and at which of them it is held up; 0 for none.
+static UNMAPPINGS: AtomicUsize = AtomicUsize::new(0);
+static HELD_AT: AtomicUsize = AtomicUsize::new(0);
 
 impl Life {
     /// Starts the driver, whose end comes as that of a real one: by a function for the exit.
@@ -108,8 +111,15 @@ impl Hook for Seen {
         if HAS_DRIVER_ENDED.load(Ordering::SeqCst) {
             LATE_CALLS.fetch_add(1, Ordering::SeqCst);
         }
+        if invocation.call != Call::cuMemUnmap {
+            return None;
+        }
+        let begun = UNMAPPINGS.fetch_add(1, Ordering::SeqCst) + 1;
+        while HELD_AT.load(Ordering::SeqCst) == begun {
+            thread::sleep(Duration::from_millis(1));
+        }
         let slowness = SLOWNESS.load(Ordering::SeqCst);
-        if slowness > 0 && invocation.call == Call::cuMemUnmap {
+        if slowness > 0 {
             IS_SLOW.store(true, Ordering::SeqCst);
             thread::sleep(Duration::from_millis(slowness));
         }
@@ -127,6 +137,26 @@ pub(crate) fn await_slowness() {
     while !IS_SLOW.load(Ordering::SeqCst) {
         thread::yield_now();
     }
+}
+
+/// Holds the reaper up at that unmapping, until it is let go.
+pub(crate) fn hold_at(unmapping: usize) {
+    HELD_AT.store(unmapping, Ordering::SeqCst);
+}
+
+pub(crate) fn stop_holding() {
+    HELD_AT.store(0, Ordering::SeqCst);
+}
+
+/// How many unmappings the reaper has begun.
+pub(crate) fn unmappings() -> usize {
+    UNMAPPINGS.load(Ordering::SeqCst)
+}
+
+/// Ends a process that ought to have ended otherwise.
+pub(crate) fn fail(why: &str) -> ! {
+    eprintln!("{why}");
+    _exit(3);
 }
 
 /// A process that hangs is killed.
@@ -150,8 +180,7 @@ pub(crate) fn watch_for_late_calls() {
     extern "C" fn require_none() {
         let late = LATE_CALLS.load(Ordering::SeqCst);
         if late > 0 {
-            eprintln!("the reaper made {late} calls after the end of the driver");
-            _exit(3);
+            fail(&format!("the reaper made {late} calls after the end of the driver"));
         }
     }
     at_exit(require_none);

@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use cuvmm::driver::sys::CUstreamCaptureMode;
-use cuvmm::{StreamRef, VirtualMemoryBuffer};
+use cuvmm::{Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
 use cuvmm_resource::OnDrop;
 use cuvmm_tests::{Executable, G, Graph, queue_fill, retain_in_capture};
 
-use crate::life::{Life, at_exit, await_slowness, require_child, slow_down};
+use crate::life::{Life, at_exit, await_slowness, fail, hold_at, require_child, slow_down, stop_holding, unmappings};
 
 /// Makes it, and gives what is to be done on the thread that ends the process.
 pub(crate) type Load = fn(&Life) -> Last;
 pub(crate) type Last = Box<dyn FnOnce() + Send>;
 
-pub(crate) const ALL: [(&str, Load); 7] = [
+pub(crate) const ALL: [(&str, Load); 8] = [
     ("entries", entries),
     ("busy", busy),
+    ("half", half),
     ("thread-locals", thread_locals),
     ("threads", threads),
     ("statics", statics),
@@ -68,6 +69,38 @@ fn busy(life: &Life) -> Last {
     let buffers: Vec<_> = (0..40).map(|_| resource.allocate(G).unwrap()).collect();
     drop(buffers);
     Box::new(await_slowness)
+}
+
+/// Some pieces of a large buffer are gone, and the others are not: the reaper is in a call of the third piece when the end
+/// begins, and each call takes a while from then on.
+fn half(life: &Life) -> Last {
+    const PIECE: usize = 1 << 30;
+    const CHUNK: usize = PIECE / 2;
+    const CHUNKS: usize = 16;
+    const HELD: usize = 5;
+    extern "C" fn go_on() {
+        slow_down(50);
+        stop_holding();
+    }
+    extern "C" fn require_half() {
+        let begun = unmappings();
+        if !(HELD..CHUNKS).contains(&begun) {
+            fail(&format!("{begun} of {CHUNKS} chunks were unmapped"));
+        }
+    }
+    hold_at(HELD);
+    let options = Options::new().max_chunk(CHUNK).release(Release::Caller);
+    let resource = VirtualMemoryResource::new(&life.device, options).unwrap();
+    let buffer = resource.allocate(CHUNKS * CHUNK).unwrap();
+    // It comes after the end of the reaper, whose begin is with the first that it is left, and the other one before.
+    at_exit(require_half);
+    buffer.close_deferred();
+    at_exit(go_on);
+    Box::new(|| {
+        while unmappings() < HELD {
+            thread::yield_now();
+        }
+    })
 }
 
 /// Nothing was left to the reaper before.
