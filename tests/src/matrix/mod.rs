@@ -82,7 +82,7 @@ impl Row {
         let steps = self.record(backend);
         assert!(!steps.is_empty(), "{self} makes no call");
         let is_polling = polls(&steps);
-        let mut counts = Counts { calls: steps.len(), codes: BTreeSet::new(), cases: 0 };
+        let mut counts = Counts { calls: steps.len(), codes: BTreeSet::new(), cases: 0, missed: 0 };
         for (step, takes_effect) in steps {
             let before = if backend.is_gpu() { sample(step.call) } else { codes(step.call) };
             let mut failures: Vec<(CUresult, When)> = before.into_iter().map(|code| (code, When::Before)).collect();
@@ -95,6 +95,7 @@ impl Row {
                 let came_up = (0..TRIES).any(|_| self.fail(backend, failing));
                 // How often it is asked whether work is over hangs on how soon that is: only the first time is sure to come.
                 if !came_up && is_polling && step.nth > 1 {
+                    counts.missed += 1;
                     continue;
                 }
                 assert!(came_up, "{}: it was not called", self.case(failing));
@@ -369,6 +370,8 @@ struct Counts {
     calls: usize,
     codes: BTreeSet<u32>,
     cases: usize,
+    /// Cases whose call did not come up, in any of the tries.
+    missed: usize,
 }
 
 /// How many rows are tried at a time, each on a simulator of its own: for the most part they wait.
@@ -382,13 +385,17 @@ pub fn fail_every_call(backend: &Backend, rows: &[Row]) {
     } else {
         fail_side_by_side(backend, rows)
     };
-    let mut table = String::from("| operation | path | calls | codes | cases |\n|---|---|---|---|---|\n");
-    let mut sum = 0;
-    for (row, Counts { calls, codes, cases }) in rows.iter().zip(each) {
+    let mut table =
+        String::from("| operation | path | calls | codes | cases | did not come up |\n|---|---|---|---|---|---|\n");
+    let (mut sum, mut all_missed) = (0, 0);
+    for (row, Counts { calls, codes, cases, missed }) in rows.iter().zip(each) {
+        assert!(cases > 0, "{row}: nothing was tried, and {missed} cases did not come up");
         sum += cases;
-        let _ = writeln!(table, "| {} | {} | {calls} | {} | {cases} |", row.operation, row.path, codes.len());
+        all_missed += missed;
+        let codes = codes.len();
+        let _ = writeln!(table, "| {} | {} | {calls} | {codes} | {cases} | {missed} |", row.operation, row.path);
     }
-    let table = format!("{}: {sum} cases\n\n{table}", backend.test());
+    let table = format!("{}: {sum} cases, and {all_missed} that did not come up\n\n{table}", backend.test());
     println!("{table}");
     if let Some(dir) = std::env::var_os(REPORT) {
         let name = format!("faults-{}.md", backend.test().replace("::", "-"));
