@@ -54,7 +54,7 @@ pub fn spawn_with_socket(mut command: Command) -> Result<(Child, UnixStream), Er
     // SAFETY: between fork and exec it makes one system call by its number; it allocates nothing and takes no lock. The
     // file that it names is its own, and open as long as the command is there.
     unsafe { command.pre_exec(keep_open) };
-    let child = command.spawn().map_err(Error::os("start a program"))?;
+    let child = command.spawn().map_err(Error::os_at("start a program", command.get_program().as_ref()))?;
     // And with the command, the copy of the child's end.
     drop(command);
     Ok((child, ours))

@@ -121,8 +121,9 @@ fn a_program_that_is_not_there_leaves_nothing() {
     if alone("a_program_that_is_not_there_leaves_nothing") {
         let files = OpenFiles::watch();
         let error = spawn_with_socket(Command::new("/nonexistent/program")).unwrap_err();
-        let Error::Os { operation: "start a program", source } = error else { panic!("{error}") };
-        assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
+        assert_eq!(error.to_string(), "failed to start a program (/nonexistent/program)");
+        let Error::Os { operation: "start a program", path, source } = error else { panic!("{error}") };
+        assert_eq!((path, source.kind()), (Some("/nonexistent/program".into()), std::io::ErrorKind::NotFound));
         files.assert_unchanged();
     }
 }

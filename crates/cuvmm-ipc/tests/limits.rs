@@ -76,8 +76,9 @@ fn a_server_without_open_files_to_spare_accepts_when_it_has_some() {
         let _client = connect(listener.path(), &AllowedPeers::default(), soon()).unwrap();
         setrlimit(Resource::RLIMIT_NOFILE, 3, 512).unwrap();
         for _ in 0..3 {
-            let Err(Error::Os { operation, source }) = listener.accept(soon()) else { panic!("no room for it") };
+            let Err(Error::Os { operation, path, source }) = listener.accept(soon()) else { panic!("no room for it") };
             assert_eq!((operation, source.raw_os_error()), ("accept a connection", Some(24)));
+            assert_eq!(path.as_deref(), Some(listener.path()));
         }
         setrlimit(Resource::RLIMIT_NOFILE, 512, 512).unwrap();
         listener.accept(soon()).unwrap();

@@ -366,7 +366,8 @@ fn a_bind_that_fails_leaves_nothing() {
     if alone("a_bind_that_fails_leaves_nothing") {
         let directory = Directory::new("fails");
         let (path, absent) = (directory.join("socket"), directory.join("absent/socket"));
-        assert!(matches!(Listener::bind(absent, own()), Err(Error::Os { .. })));
+        let named = |error: &Error| matches!(error, Error::Os { path: Some(path), .. } if *path == absent);
+        assert!(Listener::bind(&absent, own()).is_err_and(|error| named(&error)));
         let open = OpenFiles::count();
         let mut steps = Vec::new();
         // So that the mode of a socket that has its path has to be changed.
@@ -380,8 +381,9 @@ fn a_bind_that_fails_leaves_nothing() {
                     drop(listener);
                     break;
                 }
-                Err(Error::Os { operation, source }) => {
+                Err(Error::Os { operation, path: told, source }) => {
                     assert_eq!(source.raw_os_error(), Some(24), "{operation}: {source}");
+                    assert!(operation == "make a socket" || told.as_ref() == Some(&path), "{operation}: {told:?}");
                     steps.push(operation);
                 }
                 Err(error) => panic!("{error}"),

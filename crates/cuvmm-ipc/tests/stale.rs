@@ -23,7 +23,7 @@ fn where_nobody_listens_a_connect_fails_at_once() {
     let directory = Directory::new("nobody");
     let path = directory.join("socket");
     let check = |expect: std::io::ErrorKind| match connect(&path, &own(), soon()) {
-        Err(Error::Os { source, .. }) => assert_eq!(source.kind(), expect),
+        Err(Error::Os { path: Some(told), source, .. }) => assert_eq!((told, source.kind()), (path.clone(), expect)),
         other => panic!("{other:?}"),
     };
     check(std::io::ErrorKind::NotFound);

@@ -21,9 +21,9 @@ pub(super) fn of(path: &Path) -> Result<SocketAddrUnix, Error> {
     let operation = "name a socket";
     if length == 0 {
         // To the kernel it is a wish for a name of its own choice.
-        return Err(Error::os(operation)(Errno::INVAL));
+        return Err(Error::os_at(operation, path)(Errno::INVAL));
     }
-    SocketAddrUnix::new(path).map_err(Error::os(operation))
+    SocketAddrUnix::new(path).map_err(Error::os_at(operation, path))
 }
 
 /// A stream socket without a name yet.
@@ -57,8 +57,9 @@ mod tests {
     #[test]
     fn no_name_and_one_with_a_zero_in_it_are_refused() {
         for path in ["", "\0abstract", "/tmp/a\0b"] {
-            let Err(Error::Os { source, .. }) = of(Path::new(path)) else { panic!("{path:?}") };
+            let Err(Error::Os { path: Some(told), source, .. }) = of(Path::new(path)) else { panic!("{path:?}") };
             assert_eq!(source.raw_os_error(), Some(Errno::INVAL.raw_os_error()), "{path:?}");
+            assert_eq!(told, Path::new(path));
         }
     }
 }

@@ -110,7 +110,8 @@ impl Listener {
     /// # Errors
     /// [`Error::PathTooLong`], before anything is done; [`Error::AddressInUse`]; [`Error::Os`]. Nothing is left behind.
     pub fn bind<P: AsRef<Path>>(path: P, allowed: AllowedPeers) -> Result<Self, Error> {
-        let path = std::path::absolute(path).map_err(Error::os("name a socket"))?;
+        let path = path.as_ref();
+        let path = std::path::absolute(path).map_err(Error::os_at("name a socket", path))?;
         let address = address::of(&path)?;
         let lock = Lock::of(&path)?;
         remove_stale(&path, &address)?;
@@ -127,7 +128,8 @@ impl Listener {
     pub fn private(allowed: AllowedPeers) -> Result<Self, Error> {
         let [random, _] = random_bits().map_err(Error::os("read random bits"))?;
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        let temporary = std::path::absolute(std::env::temp_dir()).map_err(Error::os("name a directory"))?;
+        let temporary = std::env::temp_dir();
+        let temporary = std::path::absolute(&temporary).map_err(Error::os_at("name a directory", &temporary))?;
         let in_runtime = runtime.and_then(|parent| private_path(&parent, random).ok());
         let (directory, address) = in_runtime.map_or_else(|| private_path(&temporary, random), Ok)?;
         let path = directory.path().join(SOCKET);
@@ -138,15 +140,15 @@ impl Listener {
         let socket = address::socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         // The file gets the mode of the socket, less the umask, at the instant in which it is made.
         let mode = allowed.mode();
-        fchmod(&socket, mode).map_err(Error::os("set the mode of a socket"))?;
+        fchmod(&socket, mode).map_err(Error::os_at("set the mode of a socket", &path))?;
         match bind(&socket, address) {
             Ok(()) => {}
             Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse { path }),
-            Err(errno) => return Err(Error::os("bind a socket")(errno)),
+            Err(errno) => return Err(Error::os_at("bind a socket", &path)(errno)),
         }
         let file = Place::socket(path)?;
         file.set_mode(mode)?;
-        listen(&socket, BACKLOG).map_err(Error::os("listen"))?;
+        listen(&socket, BACKLOG).map_err(Error::os_at("listen", file.path()))?;
         Ok(Self { file, socket, allowed, _around: around })
     }
 
@@ -176,7 +178,7 @@ impl Listener {
                     let time = time_left(deadline).ok_or(Error::Timeout { operation })?;
                     until_ready(self.socket.as_fd(), PollFlags::POLLIN, time)?;
                 }
-                Err(errno) => return Err(Error::os(operation)(errno)),
+                Err(errno) => return Err(Error::os_at(operation, self.path())(errno)),
             }
         }
     }
@@ -202,8 +204,7 @@ const SOCKET: &str = "socket";
 fn private_path(parent: &Path, random: u64) -> Result<(Place, SocketAddrUnix), Error> {
     let directory = parent.join(format!("cuvmm-{random:016x}"));
     let address = address::of(&directory.join(SOCKET))?;
-    let directory = Place::private_directory(directory).map_err(Error::os("make a directory"))?;
-    Ok((directory, address))
+    Ok((Place::private_directory(directory)?, address))
 }
 
 /// Removes a socket that nobody listens at. Called with the path's lock.
@@ -211,10 +212,10 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     let operation = "look for a socket";
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() && address::is_stale(address)? => {
-            fs::remove_file(path).map_err(Error::os("remove a stale socket"))
+            fs::remove_file(path).map_err(Error::os_at("remove a stale socket", path))
         }
         Ok(_) => Err(Error::AddressInUse { path: path.to_owned() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Error::os(operation)(error)),
+        Err(error) => Err(Error::os_at(operation, path)(error)),
     }
 }

@@ -46,22 +46,23 @@ use crate::wait::time_left;
 /// [`Error::Os`].
 pub fn connect<P: AsRef<Path>>(path: P, allowed: &AllowedPeers, deadline: Instant) -> Result<UnixStream, Error> {
     let operation = "connect to a socket";
-    let address = address::of(path.as_ref())?;
+    let path = path.as_ref();
+    let address = address::of(path)?;
     let stream = UnixStream::from(address::socket(SocketFlags::CLOEXEC)?);
     loop {
         // A connect waits as long as a send would, and there is no other way to wait for room in the listener's queue.
         let time = time_left(deadline).unwrap_or(Duration::from_micros(1));
-        stream.set_write_timeout(Some(time)).map_err(Error::os(operation))?;
+        stream.set_write_timeout(Some(time)).map_err(Error::os_at(operation, path))?;
         match rustix::net::connect(&stream, &address) {
             Ok(()) => break,
             Err(Errno::AGAIN | Errno::INTR) if time_left(deadline).is_none() => {
                 return Err(Error::Timeout { operation });
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => return Err(Error::os(operation)(errno)),
+            Err(errno) => return Err(Error::os_at(operation, path)(errno)),
         }
     }
-    stream.set_write_timeout(None).map_err(Error::os(operation))?;
+    stream.set_write_timeout(None).map_err(Error::os_at(operation, path))?;
     let (socket, _) = allowed.admit(stream.into())?;
     Ok(socket.into())
 }

@@ -28,7 +28,7 @@ impl Place {
     /// [`Error::AddressInUse`] where by now something else is there, which who may write to the directory can see to: it is
     /// neither opened to others nor removed. [`Error::Os`].
     pub(super) fn socket(path: PathBuf) -> Result<Self, Error> {
-        let metadata = fs::symlink_metadata(&path).map_err(Error::os("look at a socket"))?;
+        let metadata = fs::symlink_metadata(&path).map_err(Error::os_at("look at a socket", &path))?;
         if !metadata.file_type().is_socket() {
             return Err(Error::AddressInUse { path });
         }
@@ -36,9 +36,10 @@ impl Place {
     }
 
     /// Makes a directory that nobody else may enter.
-    pub(super) fn private_directory(path: PathBuf) -> io::Result<Self> {
-        fs::DirBuilder::new().mode(0o700).create(&path)?;
-        let metadata = fs::symlink_metadata(&path)?;
+    pub(super) fn private_directory(path: PathBuf) -> Result<Self, Error> {
+        let operation = "make a directory";
+        fs::DirBuilder::new().mode(0o700).create(&path).map_err(Error::os_at(operation, &path))?;
+        let metadata = fs::symlink_metadata(&path).map_err(Error::os_at(operation, &path))?;
         Ok(Self::new(path, metadata))
     }
 
@@ -57,12 +58,12 @@ impl Place {
         }
         let operation = "change the mode of a socket";
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = File::from(open(&self.path, flags, Mode::empty()).map_err(Error::os(operation))?);
-        if !self.is(&file.metadata().map_err(Error::os(operation))?) {
+        let file = File::from(open(&self.path, flags, Mode::empty()).map_err(Error::os_at(operation, &self.path))?);
+        if !self.is(&file.metadata().map_err(Error::os_at(operation, &self.path))?) {
             return Err(Error::AddressInUse { path: self.path.clone() });
         }
         // A file that is open as a place alone takes no mode but by this name.
-        chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode).map_err(Error::os(operation))
+        chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode).map_err(Error::os_at(operation, &self.path))
     }
 
     /// Whether it is still what its path names.
@@ -122,19 +123,19 @@ impl Lock {
             let flags = O_NOFOLLOW | O_NONBLOCK;
             let opened =
                 OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(&path);
-            let file = opened.map_err(Error::os(operation))?;
+            let file = opened.map_err(Error::os_at(operation, socket))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::INTR) => continue,
                 Err(Errno::WOULDBLOCK) => return Err(Error::AddressInUse { path: socket.to_owned() }),
-                Err(errno) => return Err(Error::os(operation)(errno)),
+                Err(errno) => return Err(Error::os_at(operation, socket)(errno)),
             }
-            let metadata = file.metadata().map_err(Error::os(operation))?;
+            let metadata = file.metadata().map_err(Error::os_at(operation, socket))?;
             if !metadata.is_file() || metadata.len() > 0 {
                 return Err(Error::AddressInUse { path });
             }
             let place = Place::new(path.clone(), metadata);
-            if place.is_there().map_err(Error::os(operation))? {
+            if place.is_there().map_err(Error::os_at(operation, socket))? {
                 return Ok(Self { _place: place, _file: file });
             }
             // Who had it before has removed it, and others may be locking the one that came after it.
