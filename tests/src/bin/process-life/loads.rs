@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use cuvmm::driver::sys::CUstreamCaptureMode;
 use cuvmm::{Options, Release, StreamRef, VirtualMemoryBuffer, VirtualMemoryResource};
@@ -84,8 +85,11 @@ fn half(life: &Life) -> Last {
     }
     extern "C" fn require_half() {
         let begun = unmappings();
-        if !(HELD..CHUNKS).contains(&begun) {
-            fail(&format!("{begun} of {CHUNKS} chunks were unmapped"));
+        // Longer than it pauses between pieces.
+        thread::sleep(Duration::from_millis(60));
+        let later = unmappings();
+        if !(HELD..CHUNKS).contains(&begun) || later != begun {
+            fail(&format!("{begun} of {CHUNKS} chunks were unmapped by the end, and {later} after it"));
         }
     }
     hold_at(HELD);
