@@ -114,6 +114,7 @@ impl Driver {
     }
 
     /// The calls, for a typed one: none in a forked child.
+    #[inline]
     pub(crate) fn calls(&self) -> Result<&dyn RawDriver, Error> {
         self.require_own_process()?;
         Ok(self.raw())
@@ -171,6 +172,7 @@ impl Driver {
 
     /// Whether this process was forked from the one that started the driver: no call works here, so nothing is
     /// to be cleaned up.
+    #[inline]
     pub fn is_forked(&self) -> bool {
         process_id() != self.inner.process
     }
@@ -188,6 +190,7 @@ impl Driver {
     ///
     /// # Errors
     /// [`Error::Forked`].
+    #[inline]
     pub fn require_own_process(&self) -> Result<(), Error> {
         if self.is_forked() { Err(Error::Forked) } else { Ok(()) }
     }

@@ -23,23 +23,29 @@ static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 /// ```
 /// assert_eq!(cuvmm_driver::process_id(), std::process::id());
 /// ```
+#[inline]
 pub fn process_id() -> u32 {
+    let kept = KEPT.load(Ordering::Acquire);
+    // SAFETY: null, the static, or the page, which is never unmapped, aligned, and zero or a number.
+    match unsafe { kept.as_ref() }.map_or(0, |number| number.load(Ordering::Relaxed)) {
+        0 => ask(),
+        id => id,
+    }
+}
+
+/// Asks the kernel, and keeps what it says.
+#[cold]
+fn ask() -> u32 {
     let mut kept = KEPT.load(Ordering::Acquire);
     if kept.is_null() {
         kept = keep();
     }
-    // SAFETY: the static, or the page, which is never unmapped, aligned, and zero or a number.
-    let number = unsafe { &*kept };
-    match number.load(Ordering::Relaxed) {
-        0 => {
-            let id = std::process::id();
-            if !ptr::eq(number, &NO_PAGE) {
-                number.store(id, Ordering::Relaxed);
-            }
-            id
-        }
-        id => id,
+    let id = std::process::id();
+    if !ptr::eq(kept, &raw const NO_PAGE) {
+        // SAFETY: the page, which is never unmapped, and aligned.
+        unsafe { &*kept }.store(id, Ordering::Relaxed);
     }
+    id
 }
 
 /// A value that each process has of its own, made when it is first asked for and never dropped.
@@ -109,7 +115,6 @@ impl<T: Sync + 'static> Default for OfProcess<T> {
 }
 
 /// Makes the page, if the kernel can wipe one. Nothing here waits, so that no fork can come in between.
-#[cold]
 fn keep() -> *mut AtomicU32 {
     let made = wiped_page().unwrap_or_else(|| (&raw const NO_PAGE).cast_mut());
     match KEPT.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {

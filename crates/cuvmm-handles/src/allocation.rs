@@ -139,9 +139,9 @@ impl Allocation {
         if size.is_zero() {
             return Err(Error::NotGranular { bytes: 0, granularity: size.granularity().bytes() });
         }
-        driver.require_own_process()?;
         let bytes = size.bytes();
-        let handle = driver.mem_create(bytes, properties).map_err(|error| Error::Create { bytes, error })?;
+        let failed = |error| Error::of_call(error, |error| Error::Create { bytes, error });
+        let handle = driver.mem_create(bytes, properties).map_err(failed)?;
         let origin = Origin::Created(properties.requested_handle_types);
         let mut memory = Self::own(driver, handle, size, origin);
         memory.flags = Some(properties.alloc_flags);

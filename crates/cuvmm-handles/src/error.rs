@@ -159,6 +159,12 @@ fn aligned(alignment: usize) -> String {
 }
 
 impl Error {
+    /// What a call failed with, told with its numbers; of a forked child, where none is made, there is nothing to tell but that.
+    #[cold]
+    pub(crate) fn of_call(error: cuvmm_driver::Error, tell: impl FnOnce(cuvmm_driver::Error) -> Self) -> Self {
+        if error == cuvmm_driver::Error::Forked { Self::Driver(error) } else { tell(error) }
+    }
+
     /// The driver's own error, where it is one.
     pub fn driver(&self) -> Option<&cuvmm_driver::Error> {
         match self {

@@ -102,10 +102,10 @@ impl Mapping {
     /// As [`map`](Self::map); [`Error::OutOfBounds`] unless the room is as long as the allocation.
     pub fn map_in(room: Room, allocation: Arc<Allocation>, access: Arc<[CUmemAccessDesc]>) -> Result<Self, Error> {
         Self::check(&room, &allocation)?;
-        allocation.driver().require_own_process()?;
+        let (address, bytes) = (room.address(), room.size());
         // SAFETY: the handle is alive, the room lies within one reservation, and nobody else maps in it.
-        unsafe { allocation.driver().mem_map(room.address(), room.size(), allocation.handle()) }
-            .map_err(|error| Error::Map { address: room.address(), bytes: room.size(), error })?;
+        unsafe { allocation.driver().mem_map(address, bytes, allocation.handle()) }
+            .map_err(|error| Error::of_call(error, |error| Error::Map { address, bytes, error }))?;
         let mapping = Self::own(room, allocation, access);
         if mapping.access.is_empty() {
             return Ok(mapping);

@@ -73,13 +73,8 @@ impl Reservation {
         if alignment != 0 && !alignment.is_power_of_two() {
             return Err(Error::Alignment { alignment });
         }
-        driver.require_own_process()?;
-        let address = driver.mem_address_reserve(size, alignment, hint).map_err(|error| Error::Reserve {
-            bytes: size,
-            alignment,
-            hint,
-            error,
-        })?;
+        let failed = |error| Error::of_call(error, |error| Error::Reserve { bytes: size, alignment, hint, error });
+        let address = driver.mem_address_reserve(size, alignment, hint).map_err(failed)?;
         Ok(Self::own(driver, address, size))
     }
 

@@ -60,8 +60,8 @@ impl Granularity {
     /// # Errors
     /// [`Error::SizeOverflow`].
     pub const fn round_up(self, bytes: usize) -> Result<GranularSize, Error> {
-        match bytes.checked_next_multiple_of(self.0) {
-            Some(rounded) => Ok(GranularSize { bytes: rounded, granularity: self }),
+        match bytes.checked_add(self.0 - 1) {
+            Some(above) => Ok(GranularSize { bytes: above & !(self.0 - 1), granularity: self }),
             None => Err(Error::SizeOverflow { bytes, granularity: self.0 }),
         }
     }
@@ -71,7 +71,8 @@ impl Granularity {
     /// # Errors
     /// [`Error::NotGranular`] unless they are a multiple.
     pub const fn exact(self, bytes: usize) -> Result<GranularSize, Error> {
-        if bytes.is_multiple_of(self.0) {
+        // It is a power of two, so nothing has to be divided.
+        if bytes & (self.0 - 1) == 0 {
             Ok(GranularSize { bytes, granularity: self })
         } else {
             Err(Error::NotGranular { bytes, granularity: self.0 })

@@ -301,12 +301,14 @@ impl Error {
 }
 
 impl From<cuvmm_driver::Error> for Error {
+    #[cold]
     fn from(error: cuvmm_driver::Error) -> Self {
         if error == cuvmm_driver::Error::Forked { Self::Forked } else { Self::Driver(error) }
     }
 }
 
 impl From<cuvmm_handles::Error> for Error {
+    #[cold]
     fn from(error: cuvmm_handles::Error) -> Self {
         use cuvmm_handles::Error as Handles;
         match error {

@@ -152,10 +152,15 @@ impl Fence {
     ///
     /// Where the stream's context can't be entered it waits all the same, if the stream can be named without: the work is not
     /// to be pulled away from for want of that.
-    pub(crate) fn wait(&mut self, noted: &mut Noted) -> Result<(), Unsettled> {
+    ///
+    /// `is_asked` says whether it was [asked](Self::require_no_capture) before whether the stream is capturing.
+    pub(crate) fn wait(&mut self, noted: &mut Noted, is_asked: bool) -> Result<(), Unsettled> {
         let is_whole = self.is_whole();
         let can = |session: &Session<'_>| !(is_whole && session.is_lost());
         let waited = self.attend(noted, can, |fence, session, _| {
+            if is_whole && !is_asked && session.is_capturing()? {
+                return Err(Error::StreamCapturing);
+            }
             let waited = match fence.event {
                 // SAFETY: the event is this fence's, of this stream's context.
                 Some(event) => unsafe { session.synchronize_event(event) },

@@ -162,8 +162,11 @@ impl VirtualMemoryBuffer {
     }
 
     fn larger(&self, new_size: usize, options: &GrowOptions) -> Result<Self, Error> {
-        let added = options.chunk_of.as_ref().map_or(self.resource().memory(), VirtualMemoryResource::memory);
-        self.resource().memory().require_alike(added)?;
+        let mut added = self.resource().memory();
+        if let Some(other) = &options.chunk_of {
+            added.require_alike(other.memory())?;
+            added = other.memory();
+        }
         if options.zeroed {
             added.require_writable()?;
         }
@@ -180,22 +183,20 @@ impl VirtualMemoryBuffer {
         let needed = size - end;
         let wish = self.wish(needed, granularity);
         // First with what the policy wishes for, then with what is needed.
-        let attempt = |extend: &dyn Fn(usize, Want) -> Result<Self, Error>| {
+        let attempt = |extend: fn(&Self, usize, usize, &Memory, Want) -> Result<Self, Error>| {
             if wish > needed {
-                match extend(wish, Want::Wish) {
+                match extend(self, size, wish, added, Want::Wish) {
                     Err(error) if error.is_for_want_of_room() => {}
                     result => return result,
                 }
             }
-            extend(needed, Want::Need)
+            extend(self, size, needed, added, Want::Need)
         };
-        let grown = match attempt(&|extra, want| self.in_place(size, extra, added, want)) {
-            Err(Error::WouldMove { .. }) if !options.in_place => {
-                attempt(&|extra, want| self.moved(size, extra, added, want))
-            }
-            result => result,
-        }?;
-        if options.zeroed { grown.zeroed_from(end) } else { Ok(grown) }
+        let mut grown = attempt(Self::in_place);
+        if !options.in_place && matches!(grown, Err(Error::WouldMove { .. })) {
+            grown = attempt(Self::moved);
+        }
+        if options.zeroed { grown?.zeroed_from(end) } else { grown }
     }
 
     /// As [`grow`](Self::grow), in place of this buffer, which is gone after. Where the address stays, nothing is
@@ -278,6 +279,9 @@ impl VirtualMemoryBuffer {
     /// How much the policy adds where `needed` bytes are: no more than there is room for behind, where those have room.
     fn wish(&self, needed: usize, granularity: Granularity) -> usize {
         let wish = self.resource().options().growth.wish(self.range().end(), needed, granularity);
+        if wish == needed {
+            return wish;
+        }
         match self.room_behind() {
             Some((_, _, behind)) if behind >= needed => wish.min(behind / granularity.bytes() * granularity.bytes()),
             _ => wish,
@@ -286,30 +290,32 @@ impl VirtualMemoryBuffer {
 
     /// This buffer with `extra` bytes more at the addresses behind it.
     fn in_place(&self, size: usize, extra: usize, added: &Memory, want: Want) -> Result<Self, Error> {
-        let would_move = Error::WouldMove { size, capacity: self.capacity() };
-        let (here, behind) = self.rooms_behind(extra, added).ok_or(would_move)?;
-        let rooms = [here, behind].into_iter().flatten();
-        let range = added.extend(self.range().clone(), rooms, size, want)?;
+        let would_move = || Error::WouldMove { size, capacity: self.capacity() };
+        let (room, behind) = self.rooms_behind(extra, added).ok_or_else(would_move)?;
+        let range = added.extend(self.range().clone(), room, behind, size, want)?;
         Ok(self.resized(range, size, Outcome::InPlace))
     }
 
     /// Room for `extra` bytes at the addresses behind this buffer's range: in its reservation first, then in a
     /// reservation behind that. None where somebody else has them, or they can't be had for any other reason.
-    fn rooms_behind(&self, extra: usize, added: &Memory) -> Option<(Option<Room>, Option<Room>)> {
+    fn rooms_behind(&self, extra: usize, added: &Memory) -> Option<(Room, Option<Room>)> {
         let (reservation, offset, behind) = self.room_behind()?;
         let here = extra.min(behind);
-        let first = if here > 0 { Some(reservation.take(offset, here).ok()?) } else { None };
-        let behind = extra - here;
-        let second = if behind > 0 {
+        let next = |bytes| {
             let end = reservation.address().checked_add(reservation.size())?;
-            let next = Arc::new(self.resource().reserve_at(end, behind).ok()?);
-            Some(next.take(0, behind).ok()?)
-        } else {
-            None
+            Arc::new(self.resource().reserve_at(end, bytes).ok()?).take(0, bytes).ok()
         };
-        let is_aligned = |room: &Room| room.address().0.is_multiple_of(added.granularity.bytes() as u64);
-        let are_aligned = [&first, &second].into_iter().flatten().all(is_aligned);
-        are_aligned.then_some((first, second))
+        let (first, second) = match (here, extra - here) {
+            (0, behind) => (next(behind)?, None),
+            (here, 0) => (reservation.take(offset, here).ok()?, None),
+            (here, behind) => {
+                let first = reservation.take(offset, here).ok()?;
+                (first, Some(next(behind)?))
+            }
+        };
+        let mask = added.granularity.bytes() as u64 - 1;
+        let is_aligned = |room: &Room| room.address().0 & mask == 0;
+        (is_aligned(&first) && second.as_ref().is_none_or(is_aligned)).then_some((first, second))
     }
 
     /// Everything mapped again elsewhere, with `extra` bytes more.
@@ -329,6 +335,6 @@ impl VirtualMemoryBuffer {
             range = range.with(mapping, kept.cloned());
         }
         let room = reservation.take(end, extra)?;
-        Ok(self.resized(added.extend(range, [room], size, want)?, size, Outcome::Moved))
+        Ok(self.resized(added.extend(range, room, None, size, want)?, size, Outcome::Moved))
     }
 }

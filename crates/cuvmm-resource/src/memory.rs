@@ -141,12 +141,14 @@ impl Memory {
         Err(Error::ChunkMismatch { what: "location" })
     }
 
-    /// Fills the rooms that lie behind a range with memory of this kind, in chunks as large as they may be. Where there is not so
-    /// much as is wished for, it is what there is, if the range then has `needed` bytes: nothing is undone that was made.
+    /// Fills the room that lies behind a range, and the one behind that, with memory of this kind, in chunks as large as they
+    /// may be. Where there is not so much as is wished for, it is what there is, if the range then has `needed` bytes: nothing
+    /// is undone that was made.
     pub(crate) fn extend(
         &self,
         range: Range,
-        rooms: impl IntoIterator<Item = Room>,
+        room: Room,
+        mut behind: Option<Room>,
         needed: usize,
         want: Want,
     ) -> Result<Range, Error> {
@@ -154,15 +156,14 @@ impl Memory {
         let mut made = Vec::new();
         let begin = range.count();
         let mut range = range;
-        let mut rooms = rooms.into_iter();
-        let mut next = rooms.next();
+        let mut next = Some(room);
         while let Some(room) = next {
-            let (mut first, behind) = if room.size() > self.max_chunk {
+            let (mut first, rest) = if room.size() > self.max_chunk {
                 room.split(self.max_chunk).map(|(a, b)| (a, Some(b)))?
             } else {
                 (room, None)
             };
-            next = behind.or_else(|| rooms.next());
+            next = rest.or_else(|| behind.take());
             let missing = needed.saturating_sub(range.end());
             let obtained = match self.chunk(self.granularity.exact(first.size())?, want) {
                 Err(Error::OutOfMemory(_)) if want == Want::Wish && missing == 0 => return Ok(range),

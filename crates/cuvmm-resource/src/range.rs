@@ -174,6 +174,9 @@ fn in_both(one: &Arc<[CUmemAccessDesc]>, other: &Arc<[CUmemAccessDesc]>) -> Arc<
 
 impl Drop for Range {
     fn drop(&mut self) {
+        if self.is_empty() {
+            return;
+        }
         // Failures were counted and reported by the handles.
         let _ = self.tear_down(&mut Piece::whole());
     }

@@ -401,7 +401,7 @@ impl VirtualMemoryResource {
     /// A buffer at the head of a reservation.
     fn buffer_in(&self, reservation: &Arc<Reservation>, size: GranularSize) -> Result<VirtualMemoryBuffer, Error> {
         let room = reservation.take(0, size.bytes())?;
-        let range = self.memory().extend(Range::default(), [room], size.bytes(), Want::Need)?;
+        let range = self.memory().extend(Range::default(), room, None, size.bytes(), Want::Need)?;
         Ok(VirtualMemoryBuffer::new(self, range, size.bytes(), None))
     }
 

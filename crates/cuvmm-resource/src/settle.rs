@@ -36,27 +36,27 @@ pub(crate) enum Unsettled {
 
 /// The first failure of those that are gone on past.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Noted(Option<cuvmm_driver::Error>);
+pub(crate) struct Noted(Option<Box<cuvmm_driver::Error>>);
 
 impl Noted {
     pub(crate) fn note(&mut self, result: Result<(), cuvmm_driver::Error>) {
         if let Err(error) = result {
-            self.0.get_or_insert(error);
+            self.0.get_or_insert_with(|| Box::new(error));
         }
     }
 
     pub(crate) fn get(&self) -> Option<&cuvmm_driver::Error> {
-        self.0.as_ref()
+        self.0.as_deref()
     }
 
     /// A failure that can't be gone on past. The first is told, as ever.
     pub(crate) fn refused(&self, error: cuvmm_driver::Error) -> Unsettled {
-        Unsettled::Refused(self.0.clone().unwrap_or(error).into())
+        Unsettled::Refused(self.get().cloned().unwrap_or(error).into())
     }
 
     /// That one, as what all comes to.
     fn settled(self) -> Result<(), Unsettled> {
-        self.0.map_or(Ok(()), |error| Err(Unsettled::Failed(error.into())))
+        self.0.map_or(Ok(()), |error| Err(Unsettled::Failed((*error).into())))
     }
 }
 
@@ -96,11 +96,15 @@ impl Order {
         require_outside(driver, &mut noted)?;
         let named = instead.map(|stream| Release::Stream(stream.clone()));
         let mut release = release_fence(named.as_ref().unwrap_or(&self.release), by_default, &mut noted)?;
-        for fence in release.iter().chain(&self.fences) {
-            fence.require_no_capture(&mut noted)?;
+        // One alone is asked as it is waited for.
+        let is_one = release.iter().chain(&self.fences).nth(1).is_none();
+        if !is_one {
+            for fence in release.iter().chain(&self.fences) {
+                fence.require_no_capture(&mut noted)?;
+            }
         }
         for fence in release.iter_mut().chain(&mut self.fences) {
-            fence.wait(&mut noted)?;
+            fence.wait(&mut noted, !is_one)?;
         }
         if noted.get().is_none() {
             for fence in self.fences.drain(..) {

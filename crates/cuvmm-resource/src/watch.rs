@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use tracing::level_filters::LevelFilter;
 use tracing::{Level, Span};
 
 use crate::buffer::VirtualMemoryBuffer;
@@ -21,6 +22,10 @@ pub(crate) trait Ended {
 
 /// Does `work` in the span, and tells what it came to.
 pub(crate) fn watch<T: Ended>(operation: &'static str, span: Span, work: impl FnOnce() -> T) -> T {
+    if LevelFilter::current() < Level::DEBUG {
+        // Nobody listens, and the span is none.
+        return work();
+    }
     // A subscriber may care for events alone.
     let is_heard = !span.is_disabled() || tracing::enabled!(target: TARGET, Level::DEBUG);
     let start = is_heard.then(Instant::now);
