@@ -17,12 +17,13 @@ pub type Repeat = Box<dyn FnMut(&mut dyn FnMut(&mut dyn FnMut()))>;
 pub type Prepare = fn(usize) -> Repeat;
 
 /// The name of each operation, and how it is prepared.
-pub const OPERATIONS: [(&str, Prepare); 9] = [
+pub const OPERATIONS: [(&str, Prepare); 10] = [
     ("allocate", allocate),
     ("allocate-chunks", allocate_chunks),
     ("grow-in-place", |chunks| grow(Nothing::granting(), chunks, 1, Outcome::InPlace)),
     // By a reservation behind.
     ("grow-behind", |chunks| grow(Nothing::granting(), chunks, 0, Outcome::InPlace)),
+    ("grow-into", grow_into),
     ("covered", covered),
     ("grow-move", |chunks| grow(Nothing::elsewhere(), chunks, 0, Outcome::Moved)),
     ("close", close),
@@ -69,6 +70,16 @@ fn grow(driver: Nothing, chunks: usize, room: usize, outcome: Outcome) -> Repeat
         let grown = measured(measure, || buffer.grow((chunks + 1) * CHUNK).unwrap());
         assert_eq!(grown.outcome(), Some(outcome));
         grown.close().unwrap();
+    })
+}
+
+/// In place of the buffer, which is gone after.
+fn grow_into(chunks: usize) -> Repeat {
+    let mut buffer = Some(chain(&resource_on(Nothing::granting(), Options::new()), chunks, 1));
+    Box::new(move |measure| {
+        let grown = measured(measure, || buffer.take().unwrap().grow_into((chunks + 1) * CHUNK).unwrap());
+        assert_eq!(grown.outcome(), Some(Outcome::InPlace));
+        buffer = Some(grown.truncate_into(chunks * CHUNK).unwrap());
     })
 }
 

@@ -17,7 +17,7 @@ use cuvmm_tests::OPERATIONS;
 
 /// How many chunks a buffer has. Of 10,000 the operations are counted whose cost does not follow that number.
 const CHUNKS: [usize; 3] = [1, 100, 10_000];
-const FLAT: [&str; 4] = ["allocate", "grow-in-place", "grow-behind", "covered"];
+const FLAT: [&str; 5] = ["allocate", "grow-in-place", "grow-behind", "grow-into", "covered"];
 /// How often each is counted: the middle one is what it takes.
 const TIMES: usize = 5;
 
