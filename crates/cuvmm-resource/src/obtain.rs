@@ -64,14 +64,16 @@ pub(crate) fn obtain<'a>(
             continue;
         }
         releases = 0;
+        if let Some((_, counts)) = relief {
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+            if counts.gives_back_more(given_back, deadline) {
+                continue;
+            }
+        }
         let memory = memory_info(device, properties.location);
         let granularity = size.granularity().bytes();
         let shortage = OutOfMemory { requested: bytes, granularity, memory, error };
-        let Some((relief, counts)) = relief else { return Err(Error::OutOfMemory(shortage)) };
-        let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
-        if counts.gives_back_more(given_back, deadline) {
-            continue;
-        }
+        let Some((relief, _)) = relief else { return Err(Error::OutOfMemory(shortage)) };
         if !std::mem::replace(&mut asked, true) && relief.ask(&shortage) {
             continue;
         }

@@ -181,6 +181,8 @@ impl Retired {
         // What fails here the handles count and report.
         let _ = watch("release", span, || -> Result<(), Error> {
             let closed = self.range.tear_down(piece);
+            // Whoever lacks memory may have enough by now, also where more is left.
+            self.counts.add_given_back();
             let reserved = if self.range.is_empty() { self.reserved.take() } else { None };
             Ok(closed.and(reserved.and_then(Arc::into_inner).map_or(Ok(()), Reservation::close))?)
         });

@@ -83,7 +83,7 @@ pub struct Statistics {
 pub(crate) struct Counts {
     buffers: AtomicUsize,
     pending: AtomicUsize,
-    /// How many of those have gone.
+    /// How often something of those has gone.
     given_back: AtomicUsize,
     in_graphs: AtomicUsize,
     /// Buffers that were kept as a whole.
@@ -148,16 +148,21 @@ impl Counts {
 
     /// What they held was let go of before, or is stranded: whoever reads the number sees that.
     pub(crate) fn remove_pending(&self, buffers: usize) {
-        self.given_back.fetch_add(buffers, Ordering::Release);
+        self.add_given_back();
         self.pending.fetch_sub(buffers, Ordering::Release);
     }
 
-    /// How many buffers were pending and are not any more.
+    /// Something of what is pending was let go of before.
+    pub(crate) fn add_given_back(&self) {
+        self.given_back.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often something was let go of that was pending: a number that only goes up.
     pub(crate) fn given_back(&self) -> usize {
         self.given_back.load(Ordering::Acquire)
     }
 
-    /// Waits, where some are pending, until more than so many are not any more. Whether there are more, before the deadline.
+    /// Waits, where something is pending, until something of that goes. Whether it did, before the deadline.
     pub(crate) fn gives_back_more(&self, than: usize, deadline: Instant) -> bool {
         let is_more = || self.given_back() != than;
         // In this order: what is not pending any more has been counted.

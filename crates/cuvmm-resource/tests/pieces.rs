@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::sync::mpsc;
+
 use cuvmm_driver::{CUresult, Call};
 use cuvmm_resource::{Options, Recycling, Release, VirtualMemoryResource};
 use cuvmm_sim::{Machine, When};
@@ -47,6 +49,29 @@ fn what_is_small_goes_between_the_pieces_of_what_a_resource_kept() {
     keeping.allocate(CHUNKS * GIB).unwrap().close().unwrap();
     let released = made_until_a_small_one_is_gone(&bench, Call::cuMemRelease, || drop(keeping));
     assert!(released <= 3, "after {released} of {CHUNKS}");
+}
+
+#[test]
+fn whoever_lacks_memory_goes_on_when_one_piece_is_there() {
+    let bench = Bench::new(Machine::h200().device_memory(CHUNKS * GIB));
+    let resource = in_gibs(&bench);
+    let large = resource.allocate(CHUNKS * GIB).unwrap();
+    bench.simulator.clear_calls();
+    let (simulator, meanwhile) = (bench.simulator.clone(), bench.meanwhile.clone());
+    let (allocated, is_allocated) = mpsc::channel();
+    bench.meanwhile.before_next(Call::cuMemRelease, move || {
+        while !simulator.calls().contains(&Call::cuMemCreate) {
+            std::thread::yield_now();
+        }
+        // The first piece goes; the second does when the memory of the first is in use again.
+        meanwhile.before_next(Call::cuMemRelease, move || is_allocated.recv().unwrap());
+    });
+    large.close_deferred();
+    let next = resource.allocate(GIB).unwrap();
+    allocated.send(()).unwrap();
+    drain(&resource);
+    drop((next, resource));
+    bench.assert_clean_soon();
 }
 
 #[test]
