@@ -1,49 +1,51 @@
 //! [`Taken`]: which parts of a range are taken.
 
-use std::collections::BTreeMap;
-
 /// Parts of a range that are taken. Those that touch are one: a range that is filled has one part, however many rooms there
 /// are, and what a room costs does not depend on their number.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
-    /// Where each part begins, and where it ends. None is empty, and no two overlap or touch.
-    parts: BTreeMap<usize, usize>,
+    /// Where each part begins, and where it ends, by address. None is empty, and no two overlap or touch.
+    parts: Vec<(usize, usize)>,
 }
 
 impl Taken {
     /// Takes from `start` to `end`, which is behind it; nothing, where any of that is taken.
     pub(crate) fn take(&mut self, start: usize, end: usize) -> bool {
-        let first = match self.parts.range_mut(..end).next_back() {
-            Some((_, last)) if *last > start => return false,
-            Some((&first, last)) if *last == start => {
-                *last = end;
-                first
+        let index = self.parts.partition_point(|(first, _)| *first < end);
+        let (before, behind) = self.parts.split_at_mut(index);
+        let before = before.last_mut();
+        if before.as_ref().is_some_and(|(_, last)| *last > start) {
+            return false;
+        }
+        let before = before.filter(|(_, last)| *last == start);
+        let behind = behind.first_mut().filter(|(first, _)| *first == end);
+        match (before, behind) {
+            (Some(before), Some(behind)) => {
+                before.1 = behind.1;
+                self.parts.remove(index);
             }
-            _ => {
-                self.parts.insert(start, end);
-                start
-            }
-        };
-        // Where there is one part, as there is as a rule, none is behind it.
-        if self.parts.len() > 1
-            && let Some(last) = self.parts.remove(&end)
-        {
-            self.parts.insert(first, last);
+            (Some(before), None) => before.1 = end,
+            (None, Some(behind)) => behind.0 = start,
+            (None, None) => self.parts.insert(index, (start, end)),
         }
         true
     }
 
     /// Gives back from `start` to `end`, which was taken at once, or is a piece of that: so all of it is in one part.
     pub(crate) fn give_back(&mut self, start: usize, end: usize) {
-        let Some((&first, last)) = self.parts.range_mut(..=start).next_back() else { return };
-        let behind = *last;
-        if first < start {
-            *last = start;
-        } else {
-            self.parts.remove(&first);
-        }
-        if end < behind {
-            self.parts.insert(end, behind);
+        let behind = self.parts.partition_point(|(first, _)| *first <= start);
+        let Some(part) = self.parts[..behind].last_mut() else { return };
+        let last = part.1;
+        match (part.0 < start, end < last) {
+            (true, true) => {
+                part.1 = start;
+                self.parts.insert(behind, (end, last));
+            }
+            (true, false) => part.1 = start,
+            (false, true) => part.0 = end,
+            (false, false) => {
+                self.parts.remove(behind - 1);
+            }
         }
     }
 }
@@ -58,11 +60,11 @@ mod tests {
         for room in 0..1000 {
             assert!(taken.take(room, room + 1));
         }
-        assert_eq!(Vec::from_iter(&taken.parts), [(&0, &1000)]);
+        assert_eq!(taken.parts, [(0, 1000)]);
         for room in (1..1000).rev() {
             taken.give_back(room, room + 1);
         }
-        assert_eq!(Vec::from_iter(&taken.parts), [(&0, &1)]);
+        assert_eq!(taken.parts, [(0, 1)]);
     }
 
     #[test]
@@ -70,7 +72,7 @@ mod tests {
         for order in [[0, 2, 1], [2, 0, 1], [2, 1, 0], [1, 2, 0]] {
             let mut taken = Taken::default();
             assert!(order.into_iter().all(|room| taken.take(room, room + 1)), "{order:?}");
-            assert_eq!(Vec::from_iter(&taken.parts), [(&0, &3)], "{order:?}");
+            assert_eq!(taken.parts, [(0, 3)], "{order:?}");
         }
     }
 
@@ -81,7 +83,7 @@ mod tests {
         for (start, end) in [(0, 5), (4, 6), (5, 7), (7, 11), (11, 12), (8, 11), (0, 20)] {
             assert!(!taken.take(start, end), "{start}..{end}");
         }
-        assert_eq!(Vec::from_iter(&taken.parts), [(&4, &8), (&10, &12)]);
+        assert_eq!(taken.parts, [(4, 8), (10, 12)]);
     }
 
     /// Against a list of which is whose, by numbers that are the same every time.
@@ -114,7 +116,7 @@ mod tests {
             }
             let begins = (0..END).filter(|&place| owners[place] && (place == 0 || !owners[place - 1]));
             let parts = begins.map(|start| (start, (start..END).find(|&place| !owners[place]).unwrap_or(END)));
-            assert_eq!(taken.parts, parts.collect());
+            assert_eq!(taken.parts, Vec::from_iter(parts));
         }
     }
 }

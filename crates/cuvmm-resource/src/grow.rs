@@ -328,13 +328,15 @@ impl VirtualMemoryBuffer {
         let coarsest =
             mappings.iter().map(|(mapping, _)| mapping.allocation().granularity()).fold(granularity, Ord::max);
         let reservation = Arc::new(self.resource().reserve_anywhere(coarsest, total)?);
+        // Nobody else knows of it, so all is taken at once.
+        let mut rest = reservation.take(0, total)?;
         let mut range = Range::default();
         for (mapping, kept) in mappings {
+            let (room, behind) = rest.split(mapping.size())?;
+            rest = behind;
             let (allocation, access) = (Arc::clone(mapping.allocation()), Arc::clone(mapping.access()));
-            let mapping = Mapping::map(&reservation, range.end(), allocation, access)?;
-            range = range.with(mapping, kept.cloned());
+            range = range.with(Mapping::map_in(room, allocation, access)?, kept.cloned());
         }
-        let room = reservation.take(end, extra)?;
-        Ok(self.resized(added.extend(range, room, None, size, want)?, size, Outcome::Moved))
+        Ok(self.resized(added.extend(range, rest, None, size, want)?, size, Outcome::Moved))
     }
 }

@@ -33,12 +33,6 @@ const LONG_ROUND: Duration = Duration::from_millis(20);
 /// The most memory that a round gives back, but for one chunk that is larger: 1 GiB. Others wait meanwhile for the driver.
 const ROUND: usize = 1 << 30;
 
-/// How long after a release grants of access are slow, on a host of several GPUs (measured): they catch up in between.
-const RECOVERY_PER_GIB: Duration = Duration::from_millis(3);
-
-/// What is given back without a pause: no effect of so little was seen.
-const UNNOTICED: usize = 64 << 20;
-
 /// Leaves the memory of a buffer to the reaper. Makes no call of the driver.
 pub(crate) fn hand_over(retired: Retired) {
     process::reaper().push(|queue| queue.retired.push(retired));
@@ -184,17 +178,15 @@ impl Reaper {
         let mut known = BTreeMap::new();
         let mut pauses = Pauses::new();
         let mut took = Duration::ZERO;
-        let (mut piece, mut unpaid, mut round) = (Piece::of(ROUND), 0, 0_u64);
+        let (mut piece, mut round) = (Piece::of(ROUND), 0_u64);
         let mut caches_first = false;
         loop {
-            unpaid += piece.given_back();
-            // No more than half of the time is spent on questions. What takes longer is somebody else's code, or a release.
-            let asked = if known.is_empty() { Duration::ZERO } else { pauses.next().max(took.min(LONG_ROUND)) };
-            let rest = if unpaid < UNNOTICED { Duration::ZERO } else { recovery(std::mem::take(&mut unpaid)) };
+            // No more than half of the time is spent on questions and releases. What takes longer is somebody else's code.
+            let rest = took.min(LONG_ROUND);
             if piece.given_back() > 0 {
-                self.rest(asked.max(rest));
-            } else if !asked.is_zero() {
-                pause(asked);
+                self.rest(rest);
+            } else if !known.is_empty() {
+                pause(pauses.next().max(rest));
             }
             piece = Piece::of(ROUND);
             let Some(Arrived { retired, streams, caches }) = self.take(known.is_empty()) else { break };
@@ -339,11 +331,6 @@ fn in_turn(known: BTreeMap<usize, Retired>) -> Vec<Retired> {
     let mut all: Vec<_> = known.into_values().collect();
     all.sort_by_key(Retired::last_served);
     all
-}
-
-/// How long others are left alone after so much was given back.
-fn recovery(bytes: usize) -> Duration {
-    RECOVERY_PER_GIB.mul_f64(bytes as f64 / f64::from(1 << 30)).min(LONG_ROUND)
 }
 
 /// The reaper of this process, and the end of that.
