@@ -116,21 +116,17 @@ impl Page<'_> {
         if !operations.is_empty() {
             self.operations(rows, gpus, operations);
         }
-        for (case, title, says) in [
-            (CURVE, "The curve: 252 steps of 256 MiB to 63 GiB", "what all steps took, by subject"),
-            (
-                OWN_CHURN,
-                "The steps beside 32 GiB of the same resource that are closed and allocated every 100 ms",
-                "p50 and p99 of a step, by subject",
-            ),
-            (
-                FOREIGN_CHURN,
-                "The steps beside 32 GiB of somebody else's, freed and allocated every 100 ms",
-                "p50 and p99 of a step, by subject",
-            ),
+        for (case, title) in [
+            (CURVE, "The curve: 252 steps of 256 MiB to 63 GiB"),
+            (OWN_CHURN, "The steps beside 32 GiB of the same resource that are closed and allocated every 100 ms"),
+            (FOREIGN_CHURN, "The steps beside 32 GiB of somebody else's, freed and allocated every 100 ms"),
         ] {
             if of_host.iter().any(|row| row.case == case) {
-                let plot = if case == CURVE { "curve" } else { case };
+                let (plot, says) = if case == CURVE {
+                    ("curve", "what all steps took, by subject")
+                } else {
+                    (case, "p50 and p99 of a step, by subject")
+                };
                 self.heading(3, title);
                 self.subjects(rows, gpus, case, &judged);
                 self.plot(&format!("{plot}-{gpus}"), says);

@@ -22,11 +22,12 @@ pub(crate) const OWN_CHURN: &str = "grow-own-churn";
 pub(crate) const FOREIGN_CHURN: &str = "grow-foreign-churn";
 /// What our own cost is measured of, on a driver whose calls do nothing, in the order in which it is shown; and whether
 /// that is to be the same for any number of chunks, or in proportion to it.
-pub(crate) const OWN: [(&str, Growth); 9] = [
+pub(crate) const OWN: [(&str, Growth); 10] = [
     ("own/allocate", Growth::Flat),
     ("own/allocate-chunks", Growth::ByChunk),
     ("own/grow-in-place", Growth::Flat),
     ("own/grow-behind", Growth::Flat),
+    ("own/grow-into", Growth::Flat),
     ("own/covered", Growth::Flat),
     ("own/grow-move", Growth::ByChunk),
     ("own/close", Growth::ByChunk),
