@@ -157,9 +157,14 @@ impl Fence {
     pub(crate) fn wait(&mut self, noted: &mut Noted, is_asked: bool) -> Result<(), Unsettled> {
         let is_whole = self.is_whole();
         let can = |session: &Session<'_>| !(is_whole && session.is_lost());
-        let waited = self.attend(noted, can, |fence, session, _| {
-            if is_whole && !is_asked && session.is_capturing()? {
-                return Err(Error::StreamCapturing);
+        let waited = self.attend(noted, can, |fence, session, noted| {
+            if is_whole && !is_asked {
+                match session.is_capturing() {
+                    Ok(true) => return Err(Error::StreamCapturing),
+                    // A wait would be the end of a capture that may be there.
+                    Err(error) if !is_over(error.code()) => return Err(error.into()),
+                    asked => noted.note(asked.map(drop)),
+                }
             }
             let waited = match fence.event {
                 // SAFETY: the event is this fence's, of this stream's context.

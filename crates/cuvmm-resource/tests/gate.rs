@@ -338,6 +338,28 @@ fn nothing_is_asked_of_a_stream_whose_context_is_gone() {
     }
 }
 
+/// Work that can be waited for is, whatever the question about captures was answered: on one stream, and beside others.
+#[test]
+fn an_answer_that_there_is_no_context_to_ask_about_captures_is_no_wait() {
+    for code in [CUresult::INVALID_CONTEXT, CUresult::INVALID_HANDLE, CUresult::ILLEGAL_ADDRESS] {
+        for fences in [0, 1] {
+            let bench = Bench::small();
+            let stream = StreamRef::create(&bench.device()).unwrap();
+            let release = Options::new().release(Release::Stream(stream.clone()));
+            let buffer = bench.resource(release).allocate(G).unwrap();
+            (0..fences).for_each(|_| buffer.fence(&StreamRef::create(&bench.device()).unwrap()).unwrap());
+            let held = Held::queue(stream.as_raw(), &buffer).let_go_soon();
+            bench.faults.fail(Call::cuStreamIsCapturing, 1, code, When::Before);
+            let (error, buffer) = buffer.close().unwrap_err().into_parts();
+            assert_eq!((error.call(), error.code()), (Some(Call::cuStreamIsCapturing), Some(code)));
+            assert!(buffer.is_none() && is_done(&stream), "{code:?}, {fences} fences");
+            held.join().unwrap();
+            drop(stream);
+            bench.assert_clean();
+        }
+    }
+}
+
 /// The wait would be the end of the capture.
 #[test]
 fn a_close_that_is_not_told_whether_the_stream_captures_gives_the_buffer_back() {
