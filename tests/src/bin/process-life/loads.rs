@@ -80,7 +80,7 @@ fn half(life: &Life) -> Last {
     const CHUNKS: usize = 16;
     const HELD: usize = 5;
     extern "C" fn go_on() {
-        slow_down(50);
+        slow_down(20);
         stop_holding();
     }
     extern "C" fn require_half() {
