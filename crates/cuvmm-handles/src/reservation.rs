@@ -297,7 +297,7 @@ impl Reservation {
         self.usage.as_deref()
     }
 
-    /// The lock is never held across a call; a panic under it can't leave the map half changed. In a forked child it may be
+    /// The lock is never held across a call; a panic under it can't leave the list half changed. In a forked child it may be
     /// held by a thread that is not there, so nobody takes it.
     fn taken(&self) -> Result<MutexGuard<'_, Taken>, Error> {
         self.driver.require_own_process()?;

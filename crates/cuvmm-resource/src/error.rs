@@ -142,7 +142,7 @@ pub enum Error {
         /// What is wrong.
         reason: &'static str,
     },
-    /// Recycling that keeps nothing.
+    /// Recycling that keeps nothing, or what others may have registered without being told.
     #[error("recycling can't have {reason}")]
     Recycling {
         /// What is wrong.

@@ -171,7 +171,8 @@ impl Options {
         Self { growth, ..self }
     }
 
-    /// Keeps memory of buffers that are gone for the next ones, and which. Unless this is called, closing releases.
+    /// Keeps memory of buffers that are gone for the next ones, and which. Unless this is called, closing releases. Beside a
+    /// handle kind or RDMA it is refused, unless it is for memory that is [`shareable`](Recycling::shareable).
     #[must_use]
     pub fn recycling(self, recycling: Recycling) -> Self {
         Self { recycling: Some(recycling), ..self }

@@ -181,7 +181,8 @@ impl Reaper {
         let (mut piece, mut round) = (Piece::of(ROUND), 0_u64);
         let mut caches_first = false;
         loop {
-            // No more than half of the time is spent on questions and releases. What takes longer is somebody else's code.
+            // No more than half of the time is spent on questions and releases. What takes longer is somebody else's code, or
+            // a chunk that is very large.
             let rest = took.min(LONG_ROUND);
             if piece.given_back() > 0 {
                 self.rest(rest);

@@ -82,8 +82,9 @@ impl Recycling {
         Self { age: Some(age), ..self }
     }
 
-    /// Also memory that has a handle kind or RDMA, which is refused otherwise. Those who registered it somewhere, network cards among them, are then told
-    /// by whoever registered it, before its buffer goes: else they see what the next owner writes, or write there.
+    /// Also memory that has a handle kind or RDMA, which is refused otherwise. Those who registered it somewhere, network cards
+    /// among them, are then told by whoever registered it, before its buffer goes: else they see what the next owner writes, or
+    /// write there.
     ///
     /// ```
     /// # use cuvmm_resource::*;
@@ -114,11 +115,10 @@ impl Recycling {
 
     /// Refuses memory that somebody may have registered, where nobody said that they are told.
     pub(crate) fn require_shareable(self) -> Result<(), Error> {
-        if self.shareable { Ok(()) } else { Err(Error::Recycling { reason: Self::REGISTERED }) }
+        const REGISTERED: &str = "memory with a handle kind or RDMA, which others may have registered: Recycling::shareable \
+                                  allows that";
+        if self.shareable { Ok(()) } else { Err(Error::Recycling { reason: REGISTERED }) }
     }
-
-    const REGISTERED: &str = "memory with a handle kind or RDMA, which others may have registered: Recycling::shareable \
-                              allows that";
 
     /// Refuses a budget that no chunk fits in.
     pub(crate) fn require_room(self, granularity: Granularity) -> Result<(), Error> {
