@@ -63,7 +63,7 @@ pub enum Error {
     },
     /// The machine refuses memory of this handle kind, whatever its attributes promise: fabric handles take an IMEX
     /// channel, for one.
-    #[error("memory of handle kind {kind:?} is refused here: {error}")]
+    #[error("memory of handle kind {kind:?} is refused here: {error}{}", lacking(*.kind, .error))]
     HandleKindRefused {
         /// The kind.
         kind: HandleKind,
@@ -147,6 +147,14 @@ pub enum Error {
     Recycling {
         /// What is wrong.
         reason: &'static str,
+    },
+    /// A budget for recycling that is less than the least chunk.
+    #[error("recycling of at most {bytes:#x} bytes keeps nothing at a granularity of {granularity:#x}")]
+    RecyclingBudget {
+        /// The budget, in bytes.
+        bytes: usize,
+        /// The granularity, in bytes.
+        granularity: usize,
     },
     /// Growing in place is not possible: the addresses behind the buffer can't be had.
     #[error("growing to {size:#x} bytes would move the buffer, whose addresses end at {capacity:#x}")]
@@ -327,6 +335,12 @@ impl From<cuvmm_handles::Error> for Error {
 /// What the addresses were to be multiples of, for a message.
 fn aligned(alignment: usize) -> String {
     if alignment == 0 { String::new() } else { format!(" at a multiple of {alignment:#x}") }
+}
+
+/// What such a refusal comes of, for a message.
+fn lacking(kind: HandleKind, error: &cuvmm_driver::Error) -> &'static str {
+    let is_channel = kind.has_fabric() && error.code() == Some(CUresult::NOT_PERMITTED);
+    if is_channel { ", as without an IMEX channel" } else { "" }
 }
 
 /// Who was refused, for a message.

@@ -82,9 +82,9 @@ impl Recycling {
         Self { age: Some(age), ..self }
     }
 
-    /// Also memory that has a handle kind or RDMA, which is refused otherwise. Those who registered it somewhere, network cards
-    /// among them, are then told by whoever registered it, before its buffer goes: else they see what the next owner writes, or
-    /// write there.
+    /// Also memory that has a handle kind or RDMA, which is refused otherwise. Whoever registers such memory somewhere, with a
+    /// network card or another library, then has to end that before the buffer goes: else the other side sees what the next
+    /// owner writes, or writes there.
     ///
     /// ```
     /// # use cuvmm_resource::*;
@@ -123,7 +123,7 @@ impl Recycling {
     /// Refuses a budget that no chunk fits in.
     pub(crate) fn require_room(self, granularity: Granularity) -> Result<(), Error> {
         if self.bytes < granularity.bytes() {
-            return Err(Error::Recycling { reason: "a budget below the granularity" });
+            return Err(Error::RecyclingBudget { bytes: self.bytes, granularity: granularity.bytes() });
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ impl VirtualMemoryResource {
     /// Before any call: [`Error::Alignment`], [`Error::AddressHint`], [`Error::HandleKindOfHost`],
     /// [`Error::GrowthPolicy`], [`Error::Recycling`], [`Error::Driver`] for a release stream or a peer of another driver. What
     /// can't be had: [`Error::Unsupported`], [`Error::HandleKindRefused`], [`Error::PeerUnreachable`], [`Error::NumaNode`],
-    /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`], [`Error::Recycling`] for less than a chunk; for a trial [`Error::OutOfMemory`],
+    /// [`Error::NumaNodeRefused`], [`Error::MaxChunk`], [`Error::RecyclingBudget`]; for a trial [`Error::OutOfMemory`],
     /// [`Error::AddressSpaceExhausted`], [`Error::AccessRefused`]; what else the driver answers.
     pub fn new(device: &Device, options: Options) -> Result<Self, Error> {
         options.check(device)?;

@@ -40,6 +40,11 @@ fn each_error_says_what_and_how_much() {
         ),
         (Error::Recycling { reason: "an age of 0" }, "recycling can't have an age of 0", (None, None)),
         (
+            Error::RecyclingBudget { bytes: 0x1_0000, granularity: 0x20_0000 },
+            "recycling of at most 0x10000 bytes keeps nothing at a granularity of 0x200000",
+            (None, None),
+        ),
+        (
             Error::OutOfBounds { offset: 1, bytes: 2, size: 3 },
             "2 bytes at offset 1 do not lie within a buffer of 3",
             (None, None),

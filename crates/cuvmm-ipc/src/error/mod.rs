@@ -226,7 +226,7 @@ pub enum Error {
         limit: usize,
     },
     /// Somebody listens there, or the path is that of a file which is not removed.
-    #[error("{} is in use", path.display())]
+    #[error("{} is in use, by a listener or by a file that is not removed", path.display())]
     AddressInUse {
         /// The path of the socket, or of its lock.
         path: PathBuf,
@@ -417,7 +417,10 @@ mod tests {
             Error::PathTooLong { length: 120, limit: 107 },
             "a path of 120 bytes is no name for a socket: 107 are the most",
         );
-        check(Error::AddressInUse { path: "/run/weights".into() }, "/run/weights is in use");
+        check(
+            Error::AddressInUse { path: "/run/weights".into() },
+            "/run/weights is in use, by a listener or by a file that is not removed",
+        );
         check(Error::PeerDenied { pid: 7, uid: 8, gid: 9 }, "process 7 of user 8 and group 9 is not allowed");
         check(
             Error::NotInherited { reason: "CUVMM_SOCKET is not set" },

@@ -53,6 +53,7 @@ fn what_is_not_permitted_is_refused_and_nothing_else_taken_unasked() {
         let refused = made(&bench, Options::new().handle_kind(kind)).unwrap_err();
         assert!(matches!(refused, Error::HandleKindRefused { kind: theirs, .. } if theirs == kind), "{refused}");
         assert_eq!((refused.call(), refused.code()), (Some(Call::cuMemCreate), Some(CUresult::NOT_PERMITTED)));
+        assert!(refused.to_string().ends_with(", as without an IMEX channel"), "{refused}");
         // A second call replaces what was there to fall back on.
         let options = Options::new().handle_kind_or(kind, HandleKind::PosixFd).handle_kind(kind);
         assert_eq!(made(&bench, options).unwrap_err(), refused);

@@ -45,13 +45,13 @@ fn what_is_kept_is_allocated_and_grown_by() {
 #[test]
 fn what_can_not_keep_anything_is_refused_before_a_chunk_is_made() {
     let bench = Bench::small();
-    for (recycling, reason) in [
-        (Recycling::up_to(0), "a budget of 0 bytes"),
-        (Recycling::up_to(G - 1), "a budget below the granularity"),
-        (RECYCLING.for_at_most(Duration::ZERO), "an age of 0"),
+    for (recycling, error) in [
+        (Recycling::up_to(0), Error::Recycling { reason: "a budget of 0 bytes" }),
+        (Recycling::up_to(G - 1), Error::RecyclingBudget { bytes: G - 1, granularity: G }),
+        (RECYCLING.for_at_most(Duration::ZERO), Error::Recycling { reason: "an age of 0" }),
     ] {
         let refused = VirtualMemoryResource::new(&bench.device(), Options::new().recycling(recycling));
-        assert_eq!(refused.err(), Some(Error::Recycling { reason }));
+        assert_eq!(refused.err(), Some(error));
     }
     assert_eq!(bench.count(Call::cuMemCreate), 0);
 }
