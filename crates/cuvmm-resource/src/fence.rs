@@ -148,24 +148,40 @@ impl Fence {
         Ok(())
     }
 
-    /// Waits. Refused where the work may still be running.
+    /// Waits. Refused where the work may still be running. To be asked before: [`require_no_capture`](Self::require_no_capture).
     ///
     /// Where the stream's context can't be entered it waits all the same, if the stream can be named without: the work is not
     /// to be pulled away from for want of that.
-    ///
-    /// `is_asked` says whether it was [asked](Self::require_no_capture) before whether the stream is capturing.
-    pub(crate) fn wait(&mut self, noted: &mut Noted, is_asked: bool) -> Result<(), Unsettled> {
+    pub(crate) fn wait(&mut self, noted: &mut Noted) -> Result<(), Unsettled> {
+        self.wait_after(noted, |_, _| Ok(()))
+    }
+
+    /// As [`require_no_capture`](Self::require_no_capture) and then [`wait`](Self::wait), in one session: where no other fence
+    /// is to be asked in between.
+    pub(crate) fn ask_and_wait(&mut self, noted: &mut Noted) -> Result<(), Unsettled> {
+        if !self.is_whole() {
+            return self.wait(noted);
+        }
+        self.wait_after(noted, |session, noted| match session.is_capturing() {
+            Ok(true) => Err(Error::StreamCapturing),
+            // A wait would be the end of a capture that may be there.
+            Err(error) if !is_over(error.code()) => Err(error.into()),
+            asked => {
+                noted.note(asked.map(drop));
+                Ok(())
+            }
+        })
+    }
+
+    fn wait_after(
+        &mut self,
+        noted: &mut Noted,
+        question: impl FnOnce(&Session<'_>, &mut Noted) -> Result<(), Error>,
+    ) -> Result<(), Unsettled> {
         let is_whole = self.is_whole();
         let can = |session: &Session<'_>| !(is_whole && session.is_lost());
         let waited = self.attend(noted, can, |fence, session, noted| {
-            if is_whole && !is_asked {
-                match session.is_capturing() {
-                    Ok(true) => return Err(Error::StreamCapturing),
-                    // A wait would be the end of a capture that may be there.
-                    Err(error) if !is_over(error.code()) => return Err(error.into()),
-                    asked => noted.note(asked.map(drop)),
-                }
-            }
+            question(session, noted)?;
             let waited = match fence.event {
                 // SAFETY: the event is this fence's, of this stream's context.
                 Some(event) => unsafe { session.synchronize_event(event) },

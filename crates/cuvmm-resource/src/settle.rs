@@ -96,15 +96,16 @@ impl Order {
         require_outside(driver, &mut noted)?;
         let named = instead.map(|stream| Release::Stream(stream.clone()));
         let mut release = release_fence(named.as_ref().unwrap_or(&self.release), by_default, &mut noted)?;
-        // One alone is asked as it is waited for.
-        let is_one = release.iter().chain(&self.fences).nth(1).is_none();
-        if !is_one {
-            for fence in release.iter().chain(&self.fences) {
-                fence.require_no_capture(&mut noted)?;
+        match (&mut release, &mut self.fences[..]) {
+            (Some(one), []) | (None, [one]) => one.ask_and_wait(&mut noted)?,
+            (release, fences) => {
+                for fence in release.iter().chain(&*fences) {
+                    fence.require_no_capture(&mut noted)?;
+                }
+                for fence in release.iter_mut().chain(fences) {
+                    fence.wait(&mut noted)?;
+                }
             }
-        }
-        for fence in release.iter_mut().chain(&mut self.fences) {
-            fence.wait(&mut noted, !is_one)?;
         }
         if noted.get().is_none() {
             for fence in self.fences.drain(..) {
