@@ -11,7 +11,11 @@ const DRIVER: &str = "CUVMM_DRIVER";
 
 /// The driver that a benchmark runs on: a simulated one, or, where `CUVMM_DRIVER` is `cuda`, that of a GPU.
 pub fn benched_driver() -> Driver {
-    if is_gpu_benched() { Driver::load().unwrap() } else { Simulator::new(Machine::h200()).driver().unwrap() }
+    if is_gpu_benched() {
+        Driver::load().unwrap_or_else(|error| panic!("{error}"))
+    } else {
+        Simulator::new(Machine::h200()).driver().unwrap()
+    }
 }
 
 /// Whether that is a GPU's.

@@ -21,6 +21,7 @@ mod paths;
 mod rows;
 mod share;
 
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 use cuvmm::{Device, Options, Release, StreamRef, VirtualMemoryResource};
@@ -69,6 +70,11 @@ fn main() {
             case => wanted.push(case.to_owned()),
         }
     }
+    // It is tried before anything is measured, which takes long; what is in it stays until there is something else.
+    if let Some(path) = &json {
+        let opened = File::options().create(true).append(true).open(path);
+        opened.unwrap_or_else(|error| panic!("can't write {path}: {error}"));
+    }
     let driver = benched_driver();
     let device = driver.device(0).unwrap();
     let stream = StreamRef::create(&device).unwrap();
@@ -80,6 +86,9 @@ fn main() {
     churn::run(&mut bench);
     if let Some(path) = json {
         std::fs::write(&path, bench.rows.json()).unwrap();
+    }
+    for wanted in &bench.wanted {
+        assert!(bench.rows.has_any(wanted), "no case begins with {wanted}");
     }
 }
 

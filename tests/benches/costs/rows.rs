@@ -54,6 +54,11 @@ impl Rows {
         self.rows.push(row);
     }
 
+    /// Whether there is a row of a case whose name begins so.
+    pub(crate) fn has_any(&self, wanted: &str) -> bool {
+        self.rows.iter().any(|row| row["case"].as_str().is_some_and(|case| case.starts_with(wanted)))
+    }
+
     /// All rows, as a list, a row a line.
     pub(crate) fn json(&self) -> String {
         let rows: Vec<String> = self.rows.iter().map(Value::to_string).collect();
