@@ -72,7 +72,8 @@ pub(crate) fn obtain<'a>(
         }
         let memory = memory_info(device, properties.location);
         let granularity = size.granularity().bytes();
-        let shortage = OutOfMemory { requested: bytes, granularity, memory, error };
+        let pending = relief.map_or(0, |(_, counts)| counts.pending());
+        let shortage = OutOfMemory { requested: bytes, granularity, memory, pending, error };
         let Some((relief, _)) = relief else { return Err(Error::OutOfMemory(shortage)) };
         if !std::mem::replace(&mut asked, true) && relief.ask(&shortage) {
             continue;

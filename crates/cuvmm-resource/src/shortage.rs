@@ -8,7 +8,7 @@ use cuvmm_driver::MemoryInfo;
 
 /// The device, or the host, had not so much memory as was asked of `cuMemCreate`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{error}, for {requested:#x} bytes at a granularity of {granularity:#x}{}", said(*.memory))]
+#[error("{error}, for {requested:#x} bytes at a granularity of {granularity:#x}{}{}", said(*.memory), still(*.pending))]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// How many bytes were asked for, rounded up, in one piece.
@@ -18,12 +18,18 @@ pub struct OutOfMemory {
     /// How much the device has, and has left, where its primary context is active; a driver tells nobody else. Other
     /// processes move it.
     pub memory: Option<MemoryInfo>,
+    /// How many buffers of the resource are gone, and keep memory until their work is over. That was waited for already.
+    pub pending: usize,
     /// What the driver answered.
     pub error: cuvmm_driver::Error,
 }
 
 fn said(memory: Option<MemoryInfo>) -> String {
     memory.map_or_else(String::new, |memory| format!(", with {:#x} free of {:#x}", memory.free, memory.total))
+}
+
+fn still(pending: usize) -> String {
+    if pending == 0 { String::new() } else { format!("; buffers that are gone still wait for work: {pending}") }
 }
 
 /// The standard library's `Arc` holds it: it is shared, and never contended for.

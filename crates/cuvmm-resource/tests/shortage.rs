@@ -57,7 +57,9 @@ fn memory_that_does_not_come_back_in_time_is_told_to_be_missing() {
     let held = Held::queue(stream.as_raw(), &buffer);
     buffer.close_deferred();
     let begin = Instant::now();
-    assert!(matches!(resource.allocate(MOST), Err(Error::OutOfMemory(_))));
+    let error = resource.allocate(MOST).unwrap_err();
+    assert!(matches!(&error, Error::OutOfMemory(shortage) if shortage.pending == 1), "{error:?}");
+    assert!(error.to_string().ends_with("; buffers that are gone still wait for work: 1"), "{error}");
     assert!((2..10).contains(&begin.elapsed().as_secs()));
     assert_eq!(resource.pending(), 1);
     held.let_go_soon().join().unwrap();
