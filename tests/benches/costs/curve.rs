@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use cuvmm::driver::sys::{CUdeviceptr, CUstream};
-use cuvmm::{CUresult, Options, StreamRef};
+use cuvmm::{CUresult, Options, StreamRef, VirtualMemoryBuffer};
 use cuvmm_tests::{MIB, RawBuffer, Times, in_context_of, is_gpu_benched, synchronize};
 
 use crate::{Bench, settle, timed};
@@ -16,28 +16,27 @@ use crate::{Bench, settle, timed};
 const CASE: &str = "grow-curve-63gib";
 pub(crate) const STEP: usize = 256 * MIB;
 pub(crate) const STEPS: usize = 252;
-/// How often the whole curve is run, but for those subjects that copy: that whose total is the middle one counts.
+/// How often the curves of ours and of the driver's calls are run, side by side: that round counts whose total is the middle
+/// one.
 const ROUNDS: usize = 7;
 
 /// How long each step took, and the most memory that was in use.
-type Curve = (Times, usize);
+struct Curve {
+    times: Times,
+    peak: usize,
+}
 
 pub(crate) fn run(bench: &mut Bench) {
     if !bench.wants(CASE) {
         return;
     }
-    let (mut ours, mut raw) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        if round % 2 == 0 {
-            ours.push(by_growing(bench));
-            raw.push(by_virtual_memory(bench));
-        } else {
-            raw.push(by_virtual_memory(bench));
-            ours.push(by_growing(bench));
-        }
+    let peaks = [by_growing(bench).peak, by_virtual_memory(bench).peak];
+    let mut rounds: Vec<[Times; 2]> = (0..ROUNDS).map(|round| side_by_side(bench, round)).collect();
+    rounds.sort_by_key(|round| round.iter().map(Times::total).sum::<Duration>());
+    let middle = rounds.swap_remove(rounds.len() / 2);
+    for ((subject, times), peak) in ["cuvmm", "raw"].into_iter().zip(middle).zip(peaks) {
+        add(bench, subject, Curve { times, peak });
     }
-    add(bench, "cuvmm", middle(ours));
-    add(bench, "raw", middle(raw));
     if is_gpu_benched() {
         // A simulator copies in the host's memory, of which there may not be so much; and it has no pools.
         let (copied, pooled) = (by_copying(bench), by_pool(bench));
@@ -46,15 +45,8 @@ pub(crate) fn run(bench: &mut Bench) {
     }
 }
 
-/// The round whose total is the middle one, with the peak of all.
-fn middle(mut rounds: Vec<Curve>) -> Curve {
-    let peak = rounds.iter().map(|(_, peak)| *peak).max().unwrap_or_default();
-    rounds.sort_by_key(|(times, _)| times.total());
-    (rounds.swap_remove(rounds.len() / 2).0, peak)
-}
-
-fn add(bench: &mut Bench, subject: &str, (times, peak): Curve) {
-    bench.rows.add_with_peak(CASE, subject, &times, peak);
+fn add(bench: &mut Bench, subject: &str, curve: Curve) {
+    bench.rows.add_with_peak(CASE, subject, &curve.times, curve.peak);
 }
 
 /// Makes memory once. The first that is made after so much was released takes 12 to 20 ms, whoever makes it (measured), also a
@@ -66,7 +58,7 @@ fn make_first(bench: &Bench) {
     settle(STEP);
 }
 
-/// Does each step, and looks after each how much memory is in use that was not before.
+/// Does each step, and looks after it how much memory is in use that was not before.
 fn steps(bench: &Bench, mut step: impl FnMut(usize) -> Duration) -> Curve {
     make_first(bench);
     let free = || in_context_of(&bench.stream, || bench.device.driver().mem_get_info()).unwrap().free;
@@ -77,18 +69,32 @@ fn steps(bench: &Bench, mut step: impl FnMut(usize) -> Duration) -> Curve {
         peak = peak.max(before.saturating_sub(free()));
         took
     });
-    (times.collect(), peak)
+    Curve { times: times.collect(), peak }
+}
+
+/// One buffer that grows.
+struct Growing(Option<VirtualMemoryBuffer>);
+
+impl Growing {
+    fn begin(bench: &Bench) -> Self {
+        Self(Some(bench.resource(Options::new()).allocate_with_capacity(0, STEPS * STEP).unwrap()))
+    }
+
+    fn step(&mut self, size: usize) -> Duration {
+        let (took, grown) = timed(|| self.0.take().unwrap().grow_into(size).unwrap());
+        self.0 = Some(grown);
+        took
+    }
+
+    fn close(self) {
+        self.0.unwrap().close().unwrap();
+    }
 }
 
 fn by_growing(bench: &Bench) -> Curve {
-    let resource = bench.resource(Options::new());
-    let mut buffer = Some(resource.allocate_with_capacity(0, STEPS * STEP).unwrap());
-    let curve = steps(bench, |size| {
-        let (took, grown) = timed(|| buffer.take().unwrap().grow_into(size).unwrap());
-        buffer = Some(grown);
-        took
-    });
-    buffer.unwrap().close().unwrap();
+    let mut buffer = Growing::begin(bench);
+    let curve = steps(bench, |size| buffer.step(size));
+    buffer.close();
     settle(STEPS * STEP);
     curve
 }
@@ -99,6 +105,29 @@ fn by_virtual_memory(bench: &Bench) -> Curve {
     raw.finish();
     settle(STEPS * STEP);
     curve
+}
+
+/// Both of those at once, whose steps take turns, each as often the first: the same curve takes the driver a third longer one
+/// time than another, whoever asks for it (measured), and so both.
+fn side_by_side(bench: &Bench, round: usize) -> [Times; 2] {
+    make_first(bench);
+    let (mut buffer, mut raw) = (Growing::begin(bench), RawBuffer::reserve(&bench.device, STEPS * STEP));
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for step in 1..=STEPS {
+        let mut grow = || ours.push(buffer.step(step * STEP));
+        let mut add = || theirs.push(timed(|| raw.add(STEP)).0);
+        if (round + step) % 2 == 0 {
+            grow();
+            add();
+        } else {
+            add();
+            grow();
+        }
+    }
+    buffer.close();
+    raw.finish();
+    settle(2 * STEPS * STEP);
+    [ours, theirs].map(Times::from_iter)
 }
 
 /// Waits until the copy is done, and says so by the stream.
