@@ -378,3 +378,49 @@ fn a_close_that_is_not_told_whether_the_stream_captures_gives_the_buffer_back() 
         bench.assert_clean();
     }
 }
+
+/// What a close comes to where every such call fails: the error, whether the buffer came back, whether its memory is mapped,
+/// and whether the stream was waited for.
+fn settled(call: Call, code: CUresult, is_default: bool, others: usize) -> (Error, bool, bool, bool) {
+    let bench = Bench::small();
+    let stream = StreamRef::create(&bench.device()).unwrap();
+    let release = if is_default { Release::DefaultStream } else { Release::Stream(stream.clone()) };
+    let buffer = bench.resource(Options::new().release(release)).allocate(G).unwrap();
+    for _ in 0..others {
+        buffer.fence(&StreamRef::create(&bench.device()).unwrap()).unwrap();
+    }
+    bench.simulator.clear_calls();
+    bench.faults.fail_when(call, |_: &[u64]| true, code, When::Before);
+    let (error, buffer) = buffer.close().unwrap_err().into_parts();
+    let is_mapped = bench.simulator.live().mappings > 0;
+    let is_waited_for = bench.count(Call::cuStreamSynchronize) > 0;
+    bench.faults.clear();
+    (error, buffer.is_some(), is_mapped, is_waited_for)
+}
+
+#[test]
+fn one_stream_alone_is_settled_as_one_of_several() {
+    let codes = [
+        CUresult::OUT_OF_MEMORY,
+        CUresult::UNKNOWN,
+        CUresult::STREAM_CAPTURE_IMPLICIT,
+        CUresult(700),
+        CUresult::INVALID_HANDLE,
+        CUresult::INVALID_CONTEXT,
+        CUresult::CONTEXT_IS_DESTROYED,
+        CUresult::DEINITIALIZED,
+    ];
+    for call in [
+        Call::cuCtxGetCurrent,
+        Call::cuThreadExchangeStreamCaptureMode,
+        Call::cuCtxPushCurrent,
+        Call::cuStreamIsCapturing,
+        Call::cuStreamSynchronize,
+        Call::cuCtxPopCurrent,
+    ] {
+        for (code, is_default) in codes.into_iter().flat_map(|code| [(code, false), (code, true)]) {
+            let [alone, among] = [0, 1].map(|others| settled(call, code, is_default, others));
+            assert_eq!(alone, among, "{call}, {code:?}, default stream: {is_default}");
+        }
+    }
+}
