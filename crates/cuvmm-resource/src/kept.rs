@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use cuvmm_driver::Device;
 use cuvmm_driver::sys::CUmemLocation;
+use cuvmm_driver::{Device, Driver};
 use cuvmm_handles::{Allocation, Mapping};
 
 use crate::error::Error;
@@ -21,8 +21,8 @@ use crate::statistics::Counts;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::watch::{TARGET, watch};
 
-/// How many chunks all caches of the process have: where there are none, none is asked.
-static CHUNKS: AtomicUsize = AtomicUsize::new(0);
+/// How often any cache of the process has released something.
+static RELEASED: AtomicUsize = AtomicUsize::new(0);
 
 /// The cache of one resource.
 pub(crate) struct Kept {
@@ -32,6 +32,10 @@ pub(crate) struct Kept {
     location: CUmemLocation,
     counts: Arc<Counts>,
     chunks: Mutex<Chunks>,
+    /// How often somebody is just releasing what was taken out.
+    leaving: AtomicUsize,
+    /// When something of that was released last, as [`released`] counts.
+    left: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -104,7 +108,15 @@ impl Kept {
         counts: &Arc<Counts>,
     ) -> Arc<Self> {
         let (device, counts) = (device.clone(), Arc::clone(counts));
-        let kept = Arc::new(Self { recycling, device, location, counts, chunks: Mutex::default() });
+        let kept = Arc::new(Self {
+            recycling,
+            device,
+            location,
+            counts,
+            chunks: Mutex::default(),
+            leaving: AtomicUsize::new(0),
+            left: AtomicUsize::new(0),
+        });
         reaper::add_cache(Arc::clone(&kept));
         kept
     }
@@ -160,16 +172,13 @@ impl Kept {
         // Of several the reaper knows when the first is too old.
         let is_first = chunks.by_age.is_empty();
         chunks.insert(Chunk { allocation, until });
-        let evicted = chunks.take_down_to(self.recycling.bytes);
-        self.counts.set_kept(chunks.bytes);
-        drop(chunks);
+        let taken = chunks.take_down_to(self.recycling.bytes);
+        let evicted = self.taken_out(chunks, taken);
         if let Some(until) = until.filter(|_| is_first) {
             reaper::look_at_caches(until);
         }
-        if evicted.is_empty() {
-            return Ok(());
-        }
-        let (bytes, released) = self.release(evicted, Reason::Budget);
+        let Some(evicted) = evicted else { return Ok(()) };
+        let (bytes, released) = evicted.release(Reason::Budget);
         piece.add(bytes);
         released
     }
@@ -189,20 +198,18 @@ impl Kept {
         }
         let mut chunks = self.lock();
         let taken = chunks.take_down_to(to_bytes);
-        self.counts.set_kept(chunks.bytes);
-        drop(chunks);
-        self.release(taken, reason)
+        self.taken_out(chunks, taken).map_or((0, Ok(())), |taken| taken.release(reason))
     }
 
     /// Keeps nothing more: its resource is gone. What it has is left to the reaper. Makes no call.
     pub(crate) fn close(&self) {
         let mut chunks = self.lock();
         chunks.is_closed = true;
-        let is_empty = chunks.by_age.is_empty();
+        let (is_empty, is_over) = (chunks.by_age.is_empty(), self.is_over(&chunks));
         drop(chunks);
-        if is_empty {
+        if is_over {
             reaper::forget_cache(self);
-        } else {
+        } else if !is_empty {
             reaper::look_at_caches(Instant::now());
         }
     }
@@ -215,7 +222,7 @@ impl Kept {
         let mut chunks = self.lock();
         let due = loop {
             let Some((number, oldest)) = chunks.by_age.first_key_value() else {
-                break if chunks.is_closed { Due::Never } else { Due::WhenTold };
+                break if self.is_over(&chunks) { Due::Never } else { Due::WhenTold };
             };
             match oldest.until {
                 Some(until) if until > now && !chunks.is_closed => break Due::At(until),
@@ -226,14 +233,11 @@ impl Kept {
             let number = *number;
             taken.extend(chunks.remove(number).inspect(|allocation| bytes += allocation.size()));
         };
-        self.counts.set_kept(chunks.bytes);
-        drop(chunks);
+        let taken = self.taken_out(chunks, taken);
         // Whatever comes of it: the piece is used up by the attempt.
         piece.add(bytes);
-        if !taken.is_empty() {
-            // What fails here the handles count and report.
-            let _ = self.release(taken, Reason::Age);
-        }
+        // What fails here the handles count and report.
+        let _ = taken.map(|taken| taken.release(Reason::Age));
         due
     }
 
@@ -243,33 +247,90 @@ impl Kept {
         self.device.driver() == device.driver() && is_there
     }
 
-    fn release(&self, taken: Vec<Allocation>, reason: Reason) -> (usize, Result<(), cuvmm_handles::Error>) {
-        self.counts.add_trimmed(taken.len());
+    /// What was taken out under that lock: so each chunk is kept, or leaving, or released. None for nothing.
+    fn taken_out(&self, chunks: MutexGuard<'_, Chunks>, taken: Vec<Allocation>) -> Option<Leaving<'_>> {
+        self.counts.set_kept(chunks.bytes);
+        (!taken.is_empty()).then(|| {
+            self.leaving.fetch_add(1, Ordering::Relaxed);
+            Leaving { kept: self, chunks: taken }
+        })
+    }
+
+    /// Whether nothing comes to it any more, and nothing is leaving. Of what is, whoever lacks memory is to know.
+    fn is_over(&self, chunks: &Chunks) -> bool {
+        chunks.is_closed && chunks.by_age.is_empty() && !self.is_leaving()
+    }
+
+    /// Whether somebody is just releasing something. Who asks after that [when](Self::last_left) that was, knows.
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire) > 0
+    }
+
+    /// When something was released last, as [`released`] counts; 0 for never.
+    pub(crate) fn last_left(&self) -> usize {
+        self.left.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        self.device.driver()
+    }
+}
+
+/// Chunks that were taken out to be released. Who lacks memory waits for them.
+struct Leaving<'a> {
+    kept: &'a Kept,
+    chunks: Vec<Allocation>,
+}
+
+impl Leaving<'_> {
+    /// Releases them. Tells how many bytes went, and the first failure.
+    fn release(mut self, reason: Reason) -> (usize, Result<(), cuvmm_handles::Error>) {
+        let taken = std::mem::take(&mut self.chunks);
+        self.kept.counts.add_trimmed(taken.len());
         if std::thread::panicking() {
             // A subscriber may be what panicked: told of this, it may end the process.
-            return release_each(taken);
+            return self.release_each(taken);
         }
         let size: usize = taken.iter().map(Allocation::size).sum();
         let span = tracing::debug_span!(target: TARGET, "trim", size, chunks = taken.len(), reason = reason.as_str());
         let (mut bytes, mut first) = (0, Ok(()));
         let _ = watch("trim", span, || -> Result<(), Error> {
-            (bytes, first) = release_each(taken);
+            (bytes, first) = self.release_each(taken);
             Ok(first.clone()?)
         });
         (bytes, first)
     }
+
+    fn release_each(&self, taken: Vec<Allocation>) -> (usize, Result<(), cuvmm_handles::Error>) {
+        let (mut bytes, mut first) = (0, Ok(()));
+        for allocation in taken {
+            let size = allocation.size();
+            let released = allocation.close();
+            if released.is_ok() {
+                bytes += size;
+                self.kept.left.fetch_max(RELEASED.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Release);
+                reaper::tell();
+            }
+            first = first.and(released);
+        }
+        (bytes, first)
+    }
 }
 
-/// Releases them all. Tells how many bytes went, and the first failure.
-fn release_each(taken: Vec<Allocation>) -> (usize, Result<(), cuvmm_handles::Error>) {
-    let (mut bytes, mut first) = (0, Ok(()));
-    for allocation in taken {
-        let size = allocation.size();
-        let released = allocation.close();
-        bytes += if released.is_ok() { size } else { 0 };
-        first = first.and(released);
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if self.kept.driver().is_forked() {
+            // Another thread of the parent's may have had the lock.
+            return;
+        }
+        self.kept.leaving.fetch_sub(1, Ordering::Release);
+        reaper::tell();
+        let is_over = self.kept.is_over(&self.kept.lock());
+        if is_over {
+            // It was known for this.
+            reaper::look_at_caches(Instant::now());
+        }
     }
-    (bytes, first)
 }
 
 impl Chunks {
@@ -279,7 +340,6 @@ impl Chunks {
         self.bytes += size;
         self.by_size.entry(size).or_default().push_back(number);
         self.by_age.insert(number, chunk);
-        CHUNKS.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes out the chunk of that number: the oldest or the youngest of its size, as all are that are taken.
@@ -297,7 +357,6 @@ impl Chunks {
             }
         }
         self.bytes -= size;
-        CHUNKS.fetch_sub(1, Ordering::Relaxed);
         Some(allocation)
     }
 
@@ -335,16 +394,33 @@ impl Reason {
     }
 }
 
+/// How often something that was kept was released in this process so far: to be asked before memory is found to lack.
+pub(crate) fn released() -> usize {
+    RELEASED.load(Ordering::Acquire)
+}
+
 /// Releases what is kept of such memory: all that the own cache has, or where that has nothing what others have. Whether that
 /// was anything.
 pub(crate) fn relieve(own: Option<&Kept>, device: &Device, location: CUmemLocation) -> bool {
     // What fails the handles count and report.
-    if own.is_some_and(|kept| kept.trim(0, Reason::Shortage).0 > 0) {
-        return true;
+    own.is_some_and(|kept| kept.trim(0, Reason::Shortage).0 > 0)
+        || beside(device, location).map(|kept| kept.trim(0, Reason::Shortage).0).sum::<usize>() > 0
+}
+
+/// Waits, where somebody else is just releasing what was kept of such memory, until something of that goes. Whether anything
+/// was [released](released) since, before the deadline.
+pub(crate) fn gives_back_more(device: &Device, location: CUmemLocation, since: usize, deadline: Instant) -> bool {
+    let beside: Vec<_> = beside(device, location).collect();
+    let are_leaving = || beside.iter().any(|kept| kept.is_leaving());
+    let has_left = || beside.iter().any(|kept| kept.last_left() > since);
+    // In this order: what is not leaving any more has left.
+    if are_leaving() {
+        reaper::wait_until(deadline, || has_left() || !are_leaving());
     }
-    if CHUNKS.load(Ordering::Relaxed) == 0 {
-        return false;
-    }
-    let others = reaper::caches().into_iter().filter(|kept| kept.is_beside(device, location));
-    others.map(|kept| kept.trim(0, Reason::Shortage).0).sum::<usize>() > 0
+    (has_left() || reaper::last_of_forgotten(device.driver()) > since) && Instant::now() < deadline
+}
+
+/// The caches of such memory.
+fn beside(device: &Device, location: CUmemLocation) -> impl Iterator<Item = Arc<Kept>> {
+    reaper::caches().into_iter().filter(move |kept| kept.is_beside(device, location))
 }

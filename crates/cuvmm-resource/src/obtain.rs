@@ -8,7 +8,7 @@ use cuvmm_handles::{Allocation, GranularSize, PrimaryContext};
 
 use crate::capture::{Session, Target};
 use crate::error::Error;
-use crate::kept::{Kept, relieve};
+use crate::kept::{self, Kept};
 use crate::settle::PATIENCE;
 use crate::shortage::{OutOfMemory, Relief};
 use crate::statistics::Counts;
@@ -24,8 +24,8 @@ pub(crate) enum Obtained<'a> {
 }
 
 /// Takes a chunk that is kept, or makes memory. Where there is not so much, what is kept is released, the own first and then
-/// that of others; then what the resource's buffers have left is waited for, a while; then the hook is called once, and once
-/// more is tried; then as often as the options say. No lock is held. Without any relief, once has to do.
+/// that of others; then what the resource's buffers have left is waited for, a while; then the hook is called once, and all
+/// that is done once more; then it is tried as often as the options say. No lock is held. Without any relief, once has to do.
 pub(crate) fn obtain<'a>(
     device: &Device,
     size: GranularSize,
@@ -37,7 +37,7 @@ pub(crate) fn obtain<'a>(
     let (mut asked, mut retries, mut releases) = (false, 0, 0);
     let mut deadline = None;
     loop {
-        let given_back = relief.map_or(0, |(_, counts)| counts.given_back());
+        let (given_back, released) = (relief.map_or(0, |(_, counts)| counts.given_back()), kept::released());
         // Also what came there meanwhile.
         if let Some((kept, allocation)) = kept.and_then(|kept| Some((kept, kept.take(size.bytes())?))) {
             return Ok(Obtained::Kept(kept, allocation));
@@ -59,14 +59,16 @@ pub(crate) fn obtain<'a>(
             }
             error => return Err(error.into()),
         };
-        if relief.is_some() && releases < RELEASES && relieve(kept, device, properties.location) {
-            releases += 1;
-            continue;
-        }
-        releases = 0;
         if let Some((_, counts)) = relief {
             let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
-            if counts.gives_back_more(given_back, deadline) {
+            if releases < RELEASES && kept::relieve(kept, device, properties.location) {
+                releases += 1;
+                continue;
+            }
+            releases = 0;
+            if kept::gives_back_more(device, properties.location, released, deadline)
+                || counts.gives_back_more(given_back, deadline)
+            {
                 continue;
             }
         }
@@ -76,6 +78,8 @@ pub(crate) fn obtain<'a>(
         let shortage = OutOfMemory { requested: bytes, granularity, memory, pending, error };
         let Some((relief, _)) = relief else { return Err(Error::OutOfMemory(shortage)) };
         if !std::mem::replace(&mut asked, true) && relief.ask(&shortage) {
+            // What it gave up may go later, and what it did may have taken long.
+            deadline = None;
             continue;
         }
         if !relief.wait(retries) {

@@ -181,8 +181,8 @@ impl Options {
     /// What is called when the device, or the host, has not so much memory as is asked for in one piece. It may free some, of
     /// these buffers or anybody's; when it answers `true` that piece is tried once more, once. Before, what resources of the
     /// process [keep](Self::recycling) there is released, and what the resource's own buffers left
-    /// [pending](crate::VirtualMemoryResource::pending) is waited for, two seconds at most. It is called without
-    /// any lock of this library's, and may use it: what it allocates itself calls no hook. Nor does what a
+    /// [pending](crate::VirtualMemoryResource::pending) is waited for, two seconds at most; after it, so is what it left. It is
+    /// called without any lock of this library's, and may use it: what it allocates itself calls no hook. Nor does what a
     /// [growth policy](GrowthPolicy) only wishes for.
     ///
     /// ```

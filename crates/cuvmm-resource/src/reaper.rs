@@ -17,7 +17,7 @@ use std::collections::btree_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use cuvmm_driver::process_id;
+use cuvmm_driver::{Driver, process_id};
 
 use crate::fence::Busy;
 use crate::kept::{Due, Kept, Piece};
@@ -50,7 +50,7 @@ pub(crate) fn add_cache(kept: Arc<Kept>) {
 
 /// Has a cache not looked at any more, of which the caller has a share.
 pub(crate) fn forget_cache(kept: &Kept) {
-    process::reaper().lock().caches.retain(|other| !std::ptr::eq(&raw const **other, kept));
+    process::reaper().lock().forget_cache(kept);
 }
 
 /// Has the caches looked at then, or before.
@@ -63,7 +63,21 @@ pub(crate) fn caches() -> Vec<Arc<Kept>> {
     process::reaper().lock().caches.clone()
 }
 
-/// Waits until something holds that the reaper sees to, or until the deadline. Whether it holds.
+/// Tells those who wait that something was let go of by somebody else than the reaper.
+pub(crate) fn tell() {
+    let reaper = process::reaper();
+    // Whoever found it not to be so yet waits by then.
+    drop(reaper.lock());
+    reaper.ended.notify_all();
+}
+
+/// When the last of that driver's caches that are not looked at any more released something last, as
+/// [`released`](crate::kept::released) counts; 0 for never.
+pub(crate) fn last_of_forgotten(driver: &Driver) -> usize {
+    process::reaper().lock().forgotten.get(&key(driver)).copied().unwrap_or(0)
+}
+
+/// Waits until something holds that the reaper sees to, or that is [told](tell), or until the deadline. Whether it holds.
 pub(crate) fn wait_until(deadline: Instant, holds: impl Fn() -> bool) -> bool {
     process::reaper().wait_until(deadline, holds)
 }
@@ -94,6 +108,8 @@ struct Queue {
     streams: Vec<StreamRef>,
     /// Those of resources that there are, and of others as long as they have something.
     caches: Vec<Arc<Kept>>,
+    /// When the last of those that are not looked at any more released something, by the driver's [`key`].
+    forgotten: BTreeMap<usize, usize>,
     /// When those are to be looked at, if that is known.
     caches_due: Option<Instant>,
     /// How many wait for something to be let go of.
@@ -116,6 +132,15 @@ struct Arrived {
 impl Queue {
     fn look_at_caches(&mut self, at: Instant) {
         self.caches_due = Some(self.caches_due.map_or(at, |due| due.min(at)));
+    }
+
+    /// Of which the caller has a share.
+    fn forget_cache(&mut self, kept: &Kept) {
+        self.caches.retain(|other| !std::ptr::eq(&raw const **other, kept));
+        if kept.last_left() > 0 {
+            let last = self.forgotten.entry(key(kept.driver())).or_default();
+            *last = kept.last_left().max(*last);
+        }
     }
 }
 
@@ -243,7 +268,7 @@ impl Reaper {
             match due {
                 Due::At(at) => queue.look_at_caches(at),
                 Due::WhenTold => {}
-                Due::Never => queue.caches.retain(|other| !Arc::ptr_eq(other, &kept)),
+                Due::Never => queue.forget_cache(&kept),
             }
             drop(queue);
             // With the last share may go the driver, whose end is somebody's code.
@@ -309,6 +334,11 @@ impl Reaper {
             queue = self.ended.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+}
+
+/// A number of the driver's, no other's as long as it is there.
+fn key(driver: &Driver) -> usize {
+    std::ptr::from_ref(driver.retained()).addr()
 }
 
 /// Adds it to those that are looked at; where one of the same memory is among them, to that one.

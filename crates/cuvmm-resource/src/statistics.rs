@@ -148,8 +148,10 @@ impl Counts {
 
     /// What they held was let go of before, or is stranded: whoever reads the number sees that.
     pub(crate) fn remove_pending(&self, buffers: usize) {
-        self.add_given_back();
-        self.pending.fetch_sub(buffers, Ordering::Release);
+        if buffers > 0 {
+            self.add_given_back();
+            self.pending.fetch_sub(buffers, Ordering::Release);
+        }
     }
 
     /// Something of what is pending was let go of before.

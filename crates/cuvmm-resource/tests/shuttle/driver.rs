@@ -31,6 +31,8 @@ struct State {
     reserved: BTreeMap<u64, usize>,
     /// Memory that was not released: handle to size.
     memory: BTreeMap<u64, usize>,
+    /// How many bytes of it there can be; any number unless it is said.
+    most: Option<usize>,
     /// Mappings: address to size.
     mapped: BTreeMap<u64, usize>,
     violations: Vec<String>,
@@ -56,6 +58,11 @@ impl Checking {
     /// Refuses the one such call that comes after `before` others.
     pub(crate) fn refuse(&self, call: Call, before: usize) {
         self.state.lock().unwrap().refused = Some((call, before));
+    }
+
+    /// From now on there can be so many bytes of memory.
+    pub(crate) fn limit(&self, bytes: usize) {
+        self.state.lock().unwrap().most = Some(bytes);
     }
 
     /// Breaks it: what it says is unmapped stays mapped until the thread's next call.
@@ -202,13 +209,19 @@ unsafe impl RawDriver for Checking {
         _: *const CUmemAllocationProp,
         _: u64,
     ) -> CUresult {
-        self.call(Call::cuMemCreate, |state| {
-            state.given += 1;
-            state.memory.insert(state.given, size);
-            // SAFETY: the caller's output.
-            unsafe { handle.write(CUmemGenericAllocationHandle(state.given)) };
+        let mut is_short = false;
+        let created = self.call(Call::cuMemCreate, |state| {
+            let needed = state.memory.values().sum::<usize>() + size;
+            is_short = state.most.is_some_and(|most| needed > most);
+            if !is_short {
+                state.given += 1;
+                state.memory.insert(state.given, size);
+                // SAFETY: the caller's output.
+                unsafe { handle.write(CUmemGenericAllocationHandle(state.given)) };
+            }
             Ok(())
-        })
+        });
+        if is_short { CUresult::OUT_OF_MEMORY } else { created }
     }
 
     unsafe fn cuMemRelease(&self, handle: CUmemGenericAllocationHandle) -> CUresult {

@@ -8,6 +8,7 @@
 mod driver;
 mod reaper;
 mod recycling;
+mod shortage;
 
 use std::cell::Cell;
 use std::sync::Arc;
