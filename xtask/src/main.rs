@@ -65,9 +65,8 @@ fn run(flags: flags::Xtask) -> Result<ExitCode> {
     }
 }
 
+/// Asked of cargo as it runs this: what was compiled may be another checkout's, where two have one target folder.
 fn workspace_root() -> Result<path::PathBuf> {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .map(Path::to_owned)
-        .context("xtask stands in a folder of the workspace")
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&xtask).parent().map(Path::to_owned).context("xtask stands in a folder of the workspace")
 }

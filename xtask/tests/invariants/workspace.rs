@@ -18,7 +18,9 @@ pub(crate) struct File {
 
 /// The root of the workspace.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    // As cargo says now: what was compiled may be another checkout's, where two have one target folder.
+    let xtask = env::var_os("CARGO_MANIFEST_DIR").unwrap();
+    Path::new(&xtask).parent().unwrap().to_owned()
 }
 
 /// Every file of the workspace that is text, in order of path.
