@@ -22,8 +22,8 @@ pub(crate) trait Ended {
 
 /// Does `work` in the span, and tells what it came to.
 pub(crate) fn watch<T: Ended>(operation: &'static str, span: Span, work: impl FnOnce() -> T) -> T {
-    if LevelFilter::current() < Level::DEBUG {
-        // Nobody listens, and the span is none.
+    if span.is_none() && LevelFilter::current() < Level::DEBUG {
+        // Nobody listens, nor does `log`.
         return work();
     }
     // A subscriber may care for events alone.
