@@ -43,6 +43,12 @@ impl Times {
         Self(times)
     }
 
+    /// Adds those of more rounds of the same.
+    pub fn add(&mut self, more: Self) {
+        self.0.extend(more.0);
+        self.0.sort_unstable();
+    }
+
     /// What so many of a thousand are at most; zero where there are none.
     fn permille(&self, share: usize) -> Duration {
         let last = self.0.len().saturating_sub(1);
@@ -134,5 +140,13 @@ mod tests {
         // The first 20 are not counted.
         assert_eq!([times.median(), times.p99()], [120, 218].map(Duration::from_micros));
         assert_eq!((times.len(), times.total()), (200, Duration::from_micros((21..=220).sum())));
+    }
+
+    #[test]
+    fn what_is_added_counts_as_if_it_was_there() {
+        let times = |range: std::ops::Range<u64>| Times::from_iter(range.map(Duration::from_micros));
+        let mut all = times(10..20);
+        all.add(times(0..10));
+        assert_eq!((all.len(), all.median()), (20, Duration::from_micros(9)));
     }
 }

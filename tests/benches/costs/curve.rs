@@ -116,7 +116,7 @@ fn side_by_side(bench: &Bench, round: usize) -> [Times; 2] {
     for step in 1..=STEPS {
         let mut grow = || ours.push(buffer.step(step * STEP));
         let mut add = || theirs.push(timed(|| raw.add(STEP)).0);
-        if (round + step) % 2 == 0 {
+        if (round + step).is_multiple_of(2) {
             grow();
             add();
         } else {
