@@ -323,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    fn failed(call: Call, code: CUresult) -> Error {
+    pub(super) fn failed(call: Call, code: CUresult) -> Error {
         let (name, text) = (String::new(), String::new());
         Error::Driver(cuvmm_driver::Error::Call { call, code, name, text })
     }

@@ -55,11 +55,7 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn failed(call: Call, code: CUresult) -> Error {
-        let (name, text) = (String::new(), String::new());
-        Error::Driver(cuvmm_driver::Error::Call { call, code, name, text })
-    }
+    use crate::error::tests::failed;
 
     #[test]
     fn a_receiver_without_open_files_says_so() {
