@@ -80,12 +80,18 @@ impl Busy {
     /// on for a while. Gives what comes back, open.
     fn end(&mut self, end: End) -> Option<VirtualMemoryBuffer> {
         let buffer = self.buffer.take().unwrap();
-        let held: Vec<_> = self.held.drain(..).map(Held::let_go_soon).collect();
         let ended = std::thread::spawn(move || match end {
             End::Close => buffer.close().err().and_then(|error| error.into_buffer()),
             End::Drop => None,
             End::Move => Some(buffer.grow_into(40 << 20).unwrap_or_else(|error| error.into_buffer())),
         });
+        if end == End::Drop {
+            // It asks as long as the work takes: that is until a stream was asked about twice, or a call has failed.
+            let streams = self.streams.len();
+            let is_asked = |bench: &Bench| bench.count(Call::cuEventQuery) > streams;
+            self.bench.wait_until(|bench| is_asked(bench) || bench.faults.fired() > 0);
+        }
+        let held: Vec<_> = self.held.drain(..).map(Held::let_go_soon).collect();
         let ended = ended.join().unwrap();
         // None of the work may be under an unmap; it is over soon in any case.
         held.into_iter().for_each(|held| held.join().unwrap());

@@ -8,7 +8,6 @@
 use std::ffi::c_int;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::exit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -25,6 +24,7 @@ use nix::unistd::{ForkResult, fork};
 unsafe extern "C" {
     safe fn atexit(function: extern "C" fn()) -> c_int;
     safe fn alarm(seconds: u32) -> u32;
+    safe fn exit(status: c_int) -> !;
     safe fn _exit(status: c_int) -> !;
 }
 
@@ -204,7 +204,8 @@ pub(crate) fn require_child(work: impl FnOnce()) {
             alarm(20);
             // It does not unwind into what was the parent's.
             let done = catch_unwind(AssertUnwindSafe(work));
-            exit(if done.is_ok() { 0 } else { 1 });
+            // Not the standard library's, which takes a lock of its own that a thread may have had which began just then.
+            exit(c_int::from(done.is_err()));
         }
         ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
     }
