@@ -138,13 +138,11 @@ impl Fence {
         if session.is_gone() || session.is_lost() {
             return Ok(());
         }
-        match session.is_capturing() {
-            Ok(true) => return Err(Unsettled::Refused(Error::StreamCapturing)),
-            // A wait would be the end of a capture that may be there.
-            Err(error) if !is_over(error.code()) => return Err(noted.refused(error)),
-            asked => noted.note(asked.map(drop)),
+        match require_not_capturing(&session, noted) {
+            Ok(()) => noted.note(session.leave()),
+            Err(Error::Driver(error)) => return Err(noted.refused(error)),
+            Err(error) => return Err(Unsettled::Refused(error)),
         }
-        noted.note(session.leave());
         Ok(())
     }
 
@@ -162,15 +160,7 @@ impl Fence {
         if !self.is_whole() {
             return self.wait(noted);
         }
-        self.wait_after(noted, |session, noted| match session.is_capturing() {
-            Ok(true) => Err(Error::StreamCapturing),
-            // A wait would be the end of a capture that may be there.
-            Err(error) if !is_over(error.code()) => Err(error.into()),
-            asked => {
-                noted.note(asked.map(drop));
-                Ok(())
-            }
-        })
+        self.wait_after(noted, require_not_capturing)
     }
 
     fn wait_after(
@@ -288,6 +278,19 @@ impl Fence {
         let stream = self.stream.clone();
         drop(self);
         destroyed.and(stream.end())
+    }
+}
+
+/// Refuses a stream that is capturing, or of which nobody can tell: a wait would be the end of a capture. An answer that says
+/// that the work is over is noted.
+fn require_not_capturing(session: &Session<'_>, noted: &mut Noted) -> Result<(), Error> {
+    match session.is_capturing() {
+        Ok(true) => Err(Error::StreamCapturing),
+        Err(error) if !is_over(error.code()) => Err(error.into()),
+        asked => {
+            noted.note(asked.map(drop));
+            Ok(())
+        }
     }
 }
 
